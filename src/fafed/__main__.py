@@ -1,0 +1,3 @@
+from fafed.cli import main
+
+main()

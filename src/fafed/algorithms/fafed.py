@@ -1,0 +1,212 @@
+"""FAFED (Wu et al., Faster Adaptive Federated Learning, AAAI 2023, https://arxiv.org/abs/2212.00974).
+
+    m_t     = g(x_t) + (1 - alpha_t) (m_{t-1} - g(x_{t-1}))     both g on the batch of step t
+    v_t     = beta v_{t-1} + (1 - beta) g(x_t)^2
+    x_{t+1} = x_t - eta_t m_t / A,   A = sqrt(v_s) + rho        v_s: mean v at the last exchange
+
+Every q steps x, m and v become their means and the server takes the q-th step with the new A.
+x_{t-1} inside g stays each client's own, across exchanges too: replaced by the mean, the drift
+of local steps would come back whatever alpha is.
+
+Departures from the paper: the indices that its Algorithm 2 leaves out are put back; alpha is cut
+at 1; a change of membership, which the paper does not treat, restarts m at the current gradient.
+The first step has no A, as in the paper's line 3, unless `first_step_precond`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from fafed.algorithm import (
+    Algorithm,
+    Batches,
+    Exchange,
+    Grad,
+    Rule,
+    Trip,
+    above,
+    at_least,
+    between,
+    counter,
+    hyper,
+    one_of,
+    switch,
+)
+from fafed.schedules import Rate, at
+
+Statistic = Callable[[Tensor | None, Tensor], Tensor]
+
+
+class Shared(NamedTuple):
+    x: Tensor
+    m: Tensor  # estimate of the gradient
+    v: Tensor  # what stands under the root of A: a vector, a few numbers or nothing
+    t: Tensor  # steps made
+    keep: Tensor  # 1, or 0 if the next step must forget m
+    ema: Tensor  # amsgrad: the running mean that v is the maximum of; else empty
+
+
+class Opening(NamedTuple):
+    x: Tensor
+
+
+class Estimate(NamedTuple):
+    m: Tensor
+    v: Tensor
+
+
+class Down(NamedTuple):
+    x: Tensor
+    m: Tensor
+    v: Tensor
+    t: Tensor
+    keep: Tensor
+
+
+class Local(NamedTuple):
+    x: Tensor  # this client's own last iterate, never averaged
+
+
+class Message(NamedTuple):
+    x: Tensor
+    m: Tensor
+    v: Tensor
+
+
+@dataclass(frozen=True)
+class FAFED(Algorithm):
+    eta: Rate = hyper(0.01, above(0, schedule=True), "the step size")
+    alpha: Rate = hyper(
+        0.1,
+        between(0, 1, schedule=True),
+        "the share of new information in m: 1 is plain local SGD, small values remove drift",
+    )
+    beta: float = hyper(0.9, between(0, 1), "the memory of the second moment v")
+    rho: float = hyper(0.01, above(0), "it keeps sqrt(v) + rho away from zero")
+    adaptivity: str | Statistic = hyper(
+        "adam",
+        one_of("adam", "amsgrad", "global", "adagrad_norm", "block", "identity", function=True),
+        "what v collects; a function (v or None, g) -> new v >= 0 is your own",
+    )
+    per_dim: bool = hyper(False, switch, "global, adagrad_norm: divide the squared norm by d")
+    sync_precond: str = hyper(
+        "fresh", one_of("fresh", "stale"), "the q-th step uses the new A (paper) or the old one"
+    )
+    first_step_precond: bool = hyper(False, switch, "divide the very first step by A, too")
+    coupled_masks: bool = hyper(True, switch, "both gradients of a step use the same dropout masks")
+    old_grad_scale: float = hyper(1.0, at_least(0), "factor of g(x_{t-1}); 1 in the paper")
+    blocks: tuple[int, ...] = hyper(
+        (),
+        Rule("positive sizes", lambda v: isinstance(v, tuple) and all(n > 0 for n in v)),
+        "block: sizes of the parameter tensors; filled in from the model",
+    )
+
+    def init(self, x: Tensor) -> Shared:
+        none = x.new_empty(0)
+        t = counter(x)
+        return Shared(x, torch.zeros_like(x), none, t, t.double(), none)
+
+    def join(self, x: Tensor) -> Local:
+        return Local(x)
+
+    # The opening: a first estimate from one larger batch, and one step along it.
+
+    def opening(self) -> tuple[Exchange, ...]:
+        return (Exchange(self.estimate, self.first_step, lambda s: Opening(s.x), ("anchor",)),)
+
+    def estimate(
+        self, grad: Grad, down: Opening, local: Local, batches: Batches
+    ) -> tuple[Local, Estimate]:
+        g = grad(down.x, batches.anchor)
+        return local, Estimate(g, self.collect(None, g))
+
+    def first_step(self, shared: Shared, mean: Estimate, trip: Trip) -> Shared:
+        m, v = mean
+        A = self.scale(v) if self.first_step_precond else 1.0
+        x = shared.x - at(self.eta, shared.t) * m / A
+        ema = v if self.adaptivity == "amsgrad" else shared.ema
+        return Shared(x, m, v, shared.t, torch.ones_like(shared.keep), ema)
+
+    # A round.
+
+    def send(self, shared: Shared) -> Down:
+        return Down(*shared[:5])
+
+    def local(
+        self, grad: Grad, down: Down, local: Local, batches: Batches
+    ) -> tuple[Local, Message]:
+        x, m, v, t, keep = down
+        before, A = local.x, self.scale(v)
+        if self.adaptivity == "amsgrad":  # v came as a maximum; the server adds the old mean
+            v = torch.zeros_like(v)
+        for k, batch in enumerate(batches, start=1):
+            g = grad(x, batch)
+            g_before = grad(before, batch if self.coupled_masks else batch.redrawn())
+            remember = 1 - at(self.alpha, t + k)
+            if k == 1:
+                remember = remember * keep
+            m = g + remember * (m - self.old_grad_scale * g_before)
+            v = self.collect(v, g)
+            before, x = x, x - at(self.eta, t + k) * m / A
+        last = before if self.sync_precond == "fresh" else x  # fresh: the q-th move is the server's
+        return Local(before), Message(last, m, v)
+
+    def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:
+        x, m, v = mean
+        t, ema = shared.t + trip.steps, shared.ema
+        if self.adaptivity == "amsgrad":
+            ema = self.beta**trip.steps * ema + v
+            v = torch.maximum(shared.v, ema)
+        if self.sync_precond == "fresh":
+            x = x - at(self.eta, t) * m / self.scale(v)
+        return Shared(x, m, v, t, torch.ones_like(shared.keep), ema)
+
+    def regroup(self, shared: Shared) -> Shared:
+        return shared._replace(keep=torch.zeros_like(shared.keep))
+
+    # The adaptive matrix: what v collects, and A = sqrt(v) + rho from it.
+
+    def collect(self, v: Tensor | None, g: Tensor) -> Tensor:
+        """The statistic after gradient g; v is None at the very first."""
+        if callable(self.adaptivity):
+            return self.adaptivity(v, g)
+        match self.adaptivity:
+            case "adam" | "amsgrad":
+                new = g**2
+            case "global" | "adagrad_norm":
+                new = (g @ g).reshape(1) / (len(g) if self.per_dim else 1)
+            case "block":
+                new = torch.stack(
+                    [part.square().mean() for part in torch.split(g, list(self.blocks))]
+                )
+            case _:
+                new = g[:0]
+        if v is None:
+            return new
+        if self.adaptivity == "adagrad_norm":
+            return v + new
+        return self.beta * v + (1 - self.beta) * new
+
+    def scale(self, v: Tensor) -> Any:
+        """The diagonal of A."""
+        if self.adaptivity == "identity":
+            return 1.0
+        if self.adaptivity == "block":
+            v = torch.cat([s.expand(n) for s, n in zip(v.unbind(), self.blocks, strict=True)])
+        return v.sqrt() + self.rho
+
+    def fitted(self, sizes: Sequence[int]) -> Self:
+        if self.adaptivity == "block" and not self.blocks:
+            return replace(self, blocks=tuple(sizes))
+        return self
+
+    def diagnostics(self, shared: Shared) -> Mapping[str, Tensor]:
+        seen = {"m_norm": shared.m.norm()}
+        if self.adaptivity != "identity":
+            seen["adaptive_fraction"] = (shared.v.sqrt() > self.rho).double().mean()
+        return seen

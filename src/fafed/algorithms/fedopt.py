@@ -1,0 +1,175 @@
+"""FedAdam, FedYogi, FedAdagrad (Reddi et al., ICLR 2021, https://arxiv.org/abs/2003.00295)
+and FedAMS (Wang et al., ICML 2022, https://arxiv.org/abs/2205.02719): one local part, four
+server rules.
+
+Clients run FedAvg's local steps; the server treats D = mean_i(x_i - x) as a gradient that
+already points downhill. All keep m <- beta1 m + (1 - beta1) D, from 0, and differ in v:
+
+    FedAdam      v <- beta2 v + (1 - beta2) D^2                  x <- x + eta_g m / (sqrt(v) + tau)
+    FedYogi      v <- v - (1 - beta2) D^2 sign(v - D^2)          the same
+    FedAdagrad   v <- v + D^2                                    the same
+    FedAMS       v as FedAdam;  vhat <- max(vhat, v, tau^2)      x <- x + eta_g m / sqrt(vhat)
+    FedAMS, option="amsgrad"    vhat <- max(vhat, v)           x <- x + eta_g m / (sqrt(vhat) + tau)
+
+v starts at tau^2 (FedAMS: 0). No bias correction, as in the papers, unless asked for. FedAMS's
+paper calls its floor eps: tau^2 in the first option, tau in the second, so that tau is the
+smallest denominator in all four.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fafed.algorithm import (
+    Algorithm,
+    Batches,
+    Grad,
+    Trip,
+    above,
+    at_least,
+    between,
+    counter,
+    hyper,
+    one_of,
+    optional,
+    switch,
+)
+from fafed.schedules import Rate, at
+
+
+class Down(NamedTuple):
+    x: Tensor
+    t: Tensor
+
+
+class Message(NamedTuple):
+    delta: Tensor
+
+
+class Shared(NamedTuple):
+    x: Tensor
+    m: Tensor
+    v: Tensor
+    t: Tensor  # local steps made
+    r: Tensor  # server steps made
+
+
+class SharedAMS(NamedTuple):
+    x: Tensor
+    m: Tensor
+    v: Tensor
+    vhat: Tensor  # largest v so far
+    t: Tensor
+    r: Tensor
+
+
+def unbias(moment: Tensor, beta: float, r: Tensor) -> Tensor:
+    return moment / (1 - beta ** r.double())
+
+
+@dataclass(frozen=True)
+class ServerOptimiser(Algorithm):
+    """The local part of all four."""
+
+    eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
+    eta_g: float = hyper(0.01, above(0), "the server's step size")
+    beta1: float = hyper(0.9, between(0, 1), "the memory of m")
+    tau: float = hyper(1e-3, above(0), "the smallest denominator")
+
+    def send(self, shared: Any) -> Down:
+        return Down(shared.x, shared.t)
+
+    def local(
+        self, grad: Grad, down: Down, local: tuple[()], batches: Batches
+    ) -> tuple[tuple[()], Message]:
+        x, t = down
+        for k, batch in enumerate(batches, start=1):
+            x = x - at(self.eta, t + k) * grad(x, batch)
+        return local, Message(x - down.x)
+
+
+@dataclass(frozen=True)
+class FedOpt(ServerOptimiser):
+    """The server part of the first three."""
+
+    v0: float | None = hyper(None, optional(at_least(0)), "where v starts; tau^2 if None")
+
+    @abstractmethod
+    def second_moment(self, v: Tensor, delta: Tensor) -> Tensor: ...
+
+    def corrected(self, m: Tensor, v: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        return m, v
+
+    def init(self, x: Tensor) -> Shared:
+        start = self.tau**2 if self.v0 is None else self.v0
+        return Shared(x, torch.zeros_like(x), torch.full_like(x, start), counter(x), counter(x))
+
+    def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:
+        x, m, v, t, r = shared
+        m = self.beta1 * m + (1 - self.beta1) * mean.delta
+        v = self.second_moment(v, mean.delta)
+        first, second = self.corrected(m, v, r + 1)
+        x = x + self.eta_g * first / (second.sqrt() + self.tau)
+        return Shared(x, m, v, t + trip.steps, r + 1)
+
+
+@dataclass(frozen=True)
+class FedAdam(FedOpt):
+    beta2: float = hyper(0.99, between(0, 1), "the memory of v")
+    bias_correction: bool = hyper(False, switch, "divide m and v as Adam does; not in the paper")
+
+    def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
+        return self.beta2 * v + (1 - self.beta2) * delta**2
+
+    def corrected(self, m: Tensor, v: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.bias_correction:
+            return m, v
+        return unbias(m, self.beta1, r), unbias(v, self.beta2, r)
+
+
+@dataclass(frozen=True)
+class FedYogi(FedOpt):
+    beta2: float = hyper(0.99, between(0, 1), "how slowly v follows")
+
+    def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
+        return v - (1 - self.beta2) * delta**2 * torch.sign(v - delta**2)
+
+
+@dataclass(frozen=True)
+class FedAdagrad(FedOpt):
+    beta1: float = hyper(0.0, between(0, 1), "the memory of m; 0 by custom")
+
+    def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
+        return v + delta**2
+
+
+@dataclass(frozen=True)
+class FedAMS(ServerOptimiser):
+    beta2: float = hyper(0.99, between(0, 1), "the memory of v")
+    tau: float = hyper(0.01, above(0), "the smallest denominator")
+    option: str = hyper("max", one_of("max", "amsgrad"), "where the floor stands")
+    bias_correction: bool = hyper(False, switch, "divide m and vhat as Adam does; not in the paper")
+
+    def init(self, x: Tensor) -> SharedAMS:
+        zero = torch.zeros_like(x)
+        return SharedAMS(x, zero, zero, zero, counter(x), counter(x))
+
+    def server(self, shared: SharedAMS, mean: Message, trip: Trip) -> SharedAMS:
+        x, m, v, vhat, t, r = shared
+        r = r + 1
+        m = self.beta1 * m + (1 - self.beta1) * mean.delta
+        v = self.beta2 * v + (1 - self.beta2) * mean.delta**2
+        vhat = torch.maximum(vhat, v)
+        if self.option == "max":
+            vhat = vhat.clamp(min=self.tau**2)
+        first, second = m, vhat
+        if self.bias_correction:
+            first, second = unbias(m, self.beta1, r), unbias(vhat, self.beta2, r)
+        floor = self.tau if self.option == "amsgrad" else 0.0
+        x = x + self.eta_g * first / (second.sqrt() + floor)
+        return SharedAMS(x, m, v, vhat, t + trip.steps, r)

@@ -1,0 +1,115 @@
+"""SCAFFOLD (Karimireddy et al., ICML 2020, https://arxiv.org/abs/1910.06378).
+
+    y <- x;  repeat q times:  y <- y - eta (g_i(y) - c_i + c)
+    c_i <- c_i - c + (x - y) / (q eta)               control="drift"  (option II)
+    c_i <- g_i(x) on the whole shard or one batch    control="full", "batch"  (option I)
+    x <- x + eta_g mean_S(y - x);   c <- c + (|S|/N) mean_S(change of c_i)
+
+With option II and all clients every round, c is (x_old - x_new) / (q eta eta_g), which a client
+sees for itself in two consecutive models. `wire="compact"` (the default) uses this: one vector
+each way instead of two, for one more kept by the client, and the same method.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fafed.algorithm import (
+    Algorithm,
+    Batches,
+    Draw,
+    Exchange,
+    Grad,
+    Trip,
+    above,
+    counter,
+    hyper,
+    one_of,
+)
+from fafed.errors import ConfigError
+from fafed.schedules import Rate, at
+
+
+class Shared(NamedTuple):
+    x: Tensor
+    c: Tensor  # mean of the c_i; compact: empty
+    t: Tensor  # steps made
+
+
+class Local(NamedTuple):
+    c: Tensor  # this client's control variate
+    x: Tensor  # compact: the model of the last round; else empty
+    reach: Tensor  # compact: eta_g times the sum of the last round's local steps
+
+
+class Message(NamedTuple):
+    dy: Tensor
+    dc: Tensor  # compact: empty
+
+
+@dataclass(frozen=True)
+class SCAFFOLD(Algorithm):
+    eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
+    eta_g: float = hyper(1.0, above(0), "the server's step size")
+    control: str = hyper(
+        "drift", one_of("drift", "full", "batch"), "how c_i is renewed (option II, option I)"
+    )
+    wire: str = hyper(
+        "compact",
+        one_of("compact", "full"),
+        "compact derives c instead of sending it; it needs control='drift' and everyone",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.compact and self.control != "drift":
+            raise ConfigError(
+                f"SCAFFOLD.wire='compact' needs control='drift', got {self.control!r}: "
+                "only then does c follow from the models; use wire='full'"
+            )
+
+    @property
+    def compact(self) -> bool:
+        return self.wire == "compact"
+
+    @property
+    def everyone(self) -> bool:
+        return self.compact
+
+    def init(self, x: Tensor) -> Shared:
+        return Shared(x, x[:0] if self.compact else torch.zeros_like(x), counter(x))
+
+    def join(self, x: Tensor) -> Local:
+        kept = x if self.compact else x[:0]
+        return Local(torch.zeros_like(x), kept, torch.ones((), dtype=x.dtype, device=x.device))
+
+    def exchanges(self) -> tuple[Exchange, ...]:
+        extra: dict[str, tuple[Draw, ...]] = {"drift": (), "full": ("full",), "batch": ("anchor",)}
+        return (Exchange(self.local, self.server, draw=("round", *extra[self.control])),)
+
+    def local(
+        self, grad: Grad, down: Shared, local: Local, batches: Batches
+    ) -> tuple[Local, Message]:
+        x, c, t = down
+        if self.compact:
+            c = (local.x - x) / local.reach
+        y, reach = x, torch.zeros_like(local.reach)
+        for k, batch in enumerate(batches, start=1):
+            eta = at(self.eta, t + k)
+            y = y - eta * (grad(y, batch) - local.c + c)
+            reach = reach + eta
+        if self.control == "drift":
+            c_new = local.c - c + (x - y) / reach
+        else:
+            c_new = grad(x, batches.full if self.control == "full" else batches.anchor)
+        dc = x[:0] if self.compact else c_new - local.c
+        kept = x if self.compact else x[:0]
+        return Local(c_new, kept, self.eta_g * reach), Message(y - x, dc)
+
+    def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:
+        x = shared.x + self.eta_g * mean.dy
+        return Shared(x, shared.c + trip.share * mean.dc, shared.t + trip.steps)

@@ -1,0 +1,61 @@
+"""STEM (Khanduri et al., NeurIPS 2021, https://arxiv.org/abs/2106.10435).
+
+    d_t     = g(x_t) + (1 - alpha_t) (d_{t-1} - g(x_{t-1}))     both g on the batch of step t
+    x_{t+1} = x_t - eta_t d_t
+
+Every q steps x and d become their means. This is FAFED with A = 1, step for step (STEM's own
+index is ours plus one), so FAFED's functions do the work; `schedules.StemStep` and
+`schedules.StemMomentum` are the step sizes of STEM's theory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from fafed.algorithm import Algorithm, Batches, Exchange, Grad, Trip, above, between, hyper
+from fafed.algorithms.fafed import FAFED, Down, Local, Message, Shared
+from fafed.schedules import Rate
+
+
+@dataclass(frozen=True)
+class STEM(Algorithm):
+    eta: Rate = hyper(0.01, above(0, schedule=True), "the step size")
+    alpha: Rate = hyper(
+        0.1,
+        between(0, 1, schedule=True),
+        "the share of new information in d: 1 is plain local SGD, small values remove drift",
+    )
+
+    @cached_property
+    def fafed(self) -> FAFED:
+        return FAFED(eta=self.eta, alpha=self.alpha, adaptivity="identity")
+
+    def init(self, x: Tensor) -> Shared:
+        return self.fafed.init(x)
+
+    def join(self, x: Tensor) -> Local:
+        return self.fafed.join(x)
+
+    def opening(self) -> tuple[Exchange, ...]:
+        return self.fafed.opening()
+
+    def send(self, shared: Shared) -> Down:
+        return self.fafed.send(shared)
+
+    def local(
+        self, grad: Grad, down: Down, local: Local, batches: Batches
+    ) -> tuple[Local, Message]:
+        return self.fafed.local(grad, down, local, batches)
+
+    def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:
+        return self.fafed.server(shared, mean, trip)
+
+    def regroup(self, shared: Shared) -> Shared:
+        return self.fafed.regroup(shared)
+
+    def diagnostics(self, shared: Shared) -> Mapping[str, Tensor]:
+        return self.fafed.diagnostics(shared)

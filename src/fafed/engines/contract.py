@@ -1,0 +1,50 @@
+"""What the round loop asks of an engine, and what it gets back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from fafed.algorithm import Exchange, Trip
+from fafed.errors import FafedError
+
+
+class Engine(Protocol):
+    """Deliver an exchange to the clients, return the mean of their messages and the facts."""
+
+    @property
+    def population(self) -> int: ...
+
+    def deliver(
+        self,
+        exchange: Exchange,
+        shared: Any,
+        buffers: tuple[Tensor, ...],
+        clients: Sequence[int],
+        step: int,
+    ) -> Reply:
+        """Carry the exchange to these clients; local steps step+1 .. step+q are theirs."""
+
+
+class NotFinite(FafedError):
+    """A client produced NaN or infinity."""
+
+    def __init__(self, client: int, what: str) -> None:
+        super().__init__(f"client {client} produced a non-finite {what}")
+        self.client = client
+        self.what = what
+
+
+class Reply(NamedTuple):
+    """What came back from one exchange."""
+
+    mean: Any
+    buffers: tuple[Tensor, ...]  # mean of the clients' buffers
+    trip: Trip
+    loss: float | None  # mean over the clients of their mean loss at the points they visited
+    gradients: float  # evaluations by all clients, in units of one step's batch
+    samples: int
+    bytes_up: int
+    bytes_down: int

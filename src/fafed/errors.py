@@ -1,0 +1,25 @@
+"""Errors that a user can act on: each names the thing, its value and the cure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class FafedError(Exception):
+    """Base of every error that fafed raises on purpose."""
+
+
+class ConfigError(FafedError, ValueError):
+    """A setting is wrong; raised while the run is being built."""
+
+
+class DataError(FafedError, ValueError):
+    """Data is missing, damaged or of the wrong shape."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """'did you mean ...?' when something known is close, else the list of what is known."""
+    choices = sorted(known)
+    close = get_close_matches(name, choices, n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(choices)}"

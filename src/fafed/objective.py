@@ -1,0 +1,288 @@
+"""What is minimised: nn.Module + loss -> x0 and the gradient at any x on any batch.
+
+This file alone knows parameter names. x is one flat vector of the trainable parameters, in
+float32 or wider (half-precision models are trained on a float32 copy, since squares of small
+gradients vanish in half precision). Gradients are those of the mean loss in train mode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fafed import randomness, tree
+from fafed.algorithm import Batch
+from fafed.errors import ConfigError, DataError
+
+Loss = Callable[[Any, Any], Tensor]
+Metric = Callable[[Any, Any], Tensor | float]
+
+
+class Memory(NamedTuple):
+    """What an evaluation leaves behind beside the gradient."""
+
+    buffers: tuple[Tensor, ...] = ()  # BatchNorm statistics and the like
+    hidden: Any = ()  # state of a recurrent model
+
+
+class Evaluation(NamedTuple):
+    gradient: Tensor
+    loss: Tensor
+    memory: Memory
+
+
+class Objective(Protocol):
+    """What an engine needs to know of the thing that is minimised."""
+
+    @property
+    def x0(self) -> Tensor: ...
+    @property
+    def sizes(self) -> tuple[int, ...]: ...  # of each parameter tensor, in the order of x
+
+    def start(self) -> Memory:
+        """The memory of a client before its first evaluation."""
+
+    def evaluate(self, x: Tensor, batch: Batch, memory: Memory, *, functional: bool) -> Evaluation:
+        """Gradient and loss at x. `functional`: with torch.func, which vmap can see through."""
+
+
+class _Differentiable(ABC):
+    """Gradients of `_loss` by either of torch's two ways, with weight decay and clipping."""
+
+    def __init__(self, clip: float | None, weight_decay: float) -> None:
+        if clip is not None and not clip > 0:
+            raise ConfigError(f"clip must be > 0 or None, got {clip!r}: it bounds a norm")
+        if not weight_decay >= 0:
+            raise ConfigError(f"weight_decay must be >= 0, got {weight_decay!r}")
+        self.clip = clip
+        self.weight_decay = weight_decay
+
+    @abstractmethod
+    def _loss(self, x: Tensor, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]: ...
+
+    def evaluate(self, x: Tensor, batch: Batch, memory: Memory, *, functional: bool) -> Evaluation:
+        if functional:
+            of_x = torch.func.grad_and_value(self._loss, has_aux=True)
+            g, (loss, memory) = of_x(x, batch, memory)
+        else:
+            x = x.detach().requires_grad_()
+            with torch.enable_grad():
+                loss, memory = self._loss(x, batch, memory)
+                (g,) = torch.autograd.grad(loss, x)
+            loss, memory = loss.detach(), tree.map(Tensor.detach, memory)
+        if self.weight_decay:
+            g = g + self.weight_decay * x.detach()
+        if self.clip is not None:
+            g = g * (self.clip / g.norm().clamp(min=self.clip))
+        return Evaluation(g, loss, memory)
+
+
+class Function(_Differentiable):
+    """A function f(x, data) -> scalar of the vector itself, for problems without a module."""
+
+    def __init__(
+        self,
+        f: Callable[[Tensor, Any], Tensor],
+        x0: Tensor,
+        *,
+        clip: float | None = None,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(clip, weight_decay)
+        self.f = f
+        self.x0 = x0
+        self.sizes = (x0.numel(),)
+
+    def start(self) -> Memory:
+        return Memory()
+
+    def _loss(self, x: Tensor, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]:
+        return self.f(x, batch.data), memory
+
+
+class Model(_Differentiable):
+    """An nn.Module and a loss of (outputs, targets).
+
+    A batch is (inputs..., targets). A module with a method `initial_state(batch_size)` is
+    recurrent: it is called with (inputs..., state) and returns (outputs, state); the state is
+    carried from one batch to the next unless the batch says that it starts afresh.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Loss,
+        *,
+        clip: float | None = None,
+        weight_decay: float = 0.0,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(clip, weight_decay)
+        self.module = copy.deepcopy(module).to(device).train()
+        self.loss = loss
+        trainable = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
+        if not trainable:
+            raise ConfigError(
+                f"{type(module).__name__} has no trainable parameters: there is nothing to train; "
+                "give it some, or set requires_grad on those it has"
+            )
+        kinds = {p.dtype for p in trainable.values()}
+        if len(kinds) > 1:
+            raise ConfigError(
+                f"{type(module).__name__} mixes parameter types {sorted(map(str, kinds))}: "
+                "use one, for example model.float()"
+            )
+        self.dtype = kinds.pop()
+        if not self.dtype.is_floating_point:
+            raise ConfigError(
+                f"{type(module).__name__} has {self.dtype} parameters; float types are supported"
+            )
+        self.names = tuple(trainable)
+        self.shapes = tuple(p.shape for p in trainable.values())
+        self.sizes = tuple(p.numel() for p in trainable.values())
+        self.buffer_names = tuple(n for n, _ in self.module.named_buffers())
+        wide = torch.promote_types(self.dtype, torch.float32)
+        self.x0 = torch.cat([p.detach().reshape(-1) for p in trainable.values()]).to(wide)
+        self.device = self.x0.device
+        self.recurrent = hasattr(self.module, "initial_state")
+        self.stochastic = False  # until `probe` has looked
+
+    def start(self) -> Memory:
+        buffers = dict(self.module.named_buffers())
+        return Memory(tuple(buffers[n].detach().clone() for n in self.buffer_names))
+
+    def probe(self, batch: Batch) -> None:
+        """Try one batch, so that what cannot work is refused before the first round, and see
+        whether the model draws random numbers (then every evaluation is seeded by its batch)."""
+        *inputs, targets = batch.data
+        shapes = ", ".join(str(tuple(part.shape)) for part in inputs)
+        with torch.no_grad(), _forked(self.device):
+            before = _rng_state(self.device)
+            try:
+                outputs, _ = self._outputs(self.x0, batch, self.start())
+            except Exception as cause:
+                raise ConfigError(
+                    f"{type(self.module).__name__} cannot take a batch of shape {shapes}: {cause}"
+                ) from cause
+            self.stochastic = not torch.equal(before, _rng_state(self.device))
+            try:
+                value = self.loss(outputs, targets)
+            except Exception as cause:
+                raise ConfigError(
+                    f"loss cannot compare outputs {_shape(outputs)} with targets "
+                    f"{_shape(targets)}: {cause}"
+                ) from cause
+        if not isinstance(value, Tensor) or value.numel() != 1 or value.ndim:
+            raise ConfigError(
+                f"loss must return one number, the mean over the batch, got {_shape(value)}: "
+                "use reduction='mean', or take .mean()"
+            )
+
+    def predict(self, x: Tensor, buffers: tuple[Tensor, ...]) -> nn.Module:
+        """A copy of the module with this vector and these buffers, in eval mode."""
+        module = copy.deepcopy(self.module)
+        state = self._parameters(x) | dict(zip(self.buffer_names, buffers, strict=True))
+        with torch.no_grad():
+            for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+                if name in state:
+                    tensor.copy_(state[name])
+        return module.eval()
+
+    def measure(
+        self,
+        x: Tensor,
+        buffers: tuple[Tensor, ...],
+        batches: Iterable[Batch],
+        metrics: Mapping[str, Metric],
+    ) -> dict[str, float]:
+        """The loss and the metrics in eval mode: means over the examples of all batches."""
+        totals = dict.fromkeys(["loss", *metrics], 0.0)
+        count = 0
+        memory = Memory(buffers)
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                for batch in batches:
+                    targets = batch.data[-1]
+                    outputs, memory = self._outputs(x, batch, memory)
+                    n = targets.numel() if self.recurrent else len(targets)
+                    totals["loss"] += float(self.loss(outputs, targets)) * n
+                    for name, metric in metrics.items():
+                        totals[name] += float(metric(outputs, targets)) * n
+                    count += n
+        finally:
+            self.module.train()
+        return {name: total / count for name, total in totals.items()}
+
+    def _parameters(self, x: Tensor) -> dict[str, Tensor]:
+        parts = torch.split(x.to(self.dtype), list(self.sizes))
+        return {n: p.view(s) for n, p, s in zip(self.names, parts, self.shapes, strict=True)}
+
+    def _outputs(self, x: Tensor, batch: Batch, memory: Memory) -> tuple[Any, Memory]:
+        *inputs, _ = batch.data
+        if self.recurrent:
+            state = self.module.initial_state(len(inputs[0]))  # type: ignore[operator]
+            if memory.hidden:
+                carried = memory.hidden
+                state = tree.map(
+                    lambda new, old: torch.where(batch.fresh, new, old), state, carried
+                )
+            inputs = [*inputs, state]
+        # cloned: a module in train mode writes into its buffers
+        buffers = {n: b.clone() for n, b in zip(self.buffer_names, memory.buffers, strict=True)}
+        outputs = functional_call(self.module, self._parameters(x) | buffers, tuple(inputs))
+        outputs, hidden = outputs if self.recurrent else (outputs, ())
+        return outputs, Memory(tuple(buffers.values()), hidden)
+
+    def _loss(self, x: Tensor, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]:
+        with self._seeded(batch.key):
+            outputs, memory = self._outputs(x, batch, memory)
+            return self.loss(outputs, batch.data[-1]), memory
+
+    @contextlib.contextmanager
+    def _seeded(self, key: Tensor) -> Iterator[None]:
+        if not self.stochastic:
+            yield
+        elif torch._C._functorch.is_functorch_wrapped_tensor(key):
+            with randomness.KeyedDropout(key):  # vmap refuses all other randomness
+                yield
+        else:
+            with _forked(self.device), randomness.KeyedDropout(key):
+                torch.manual_seed(int(key))
+                yield
+
+
+def chunks(data: tuple[Tensor, ...], size: int = 1000) -> Iterator[Batch]:
+    """A dataset in order, for evaluation."""
+    start, fresh = torch.zeros((), dtype=torch.int64), torch.ones((), dtype=torch.bool)
+    for i in range(0, len(data[0]), size):
+        yield Batch(tuple(part[i : i + size] for part in data), start, fresh)
+
+
+def _forked(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
+def _rng_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _shape(value: Any) -> str:
+    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
+
+
+def check_agrees(data: tuple[Tensor, ...], clients: Any, name: str) -> None:
+    """Refuse an evaluation set whose examples are not shaped like the clients'."""
+    for part, own in zip(data, clients, strict=False):
+        if part.shape[1:] != own.shape[1:] or len(data) != len(clients):
+            raise DataError(
+                f"{name}: an example is {tuple(part.shape[1:])}, the clients' are "
+                f"{tuple(own.shape[1:])}; they need the same shapes"
+            )

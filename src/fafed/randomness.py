@@ -1,0 +1,118 @@
+"""Randomness as a function of what it is for, never of the order of calls.
+
+A key is a 64-bit hash of a purpose and a few integers (seed, client, step, ...). Both halves
+below, NumPy for drawing data and torch for dropout masks, use the same mixing function
+(splitmix64), so a draw is the same in every engine, on every device, in every version of either.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+_STEP = 0x9E3779B97F4A7C15
+_ONE = 0xBF58476D1CE4E5B9
+_TWO = 0x94D049BB133111EB
+
+Keys = NDArray[np.uint64]
+
+
+def keys(purpose: str, *numbers: Any) -> Keys:
+    """The key of (purpose, numbers); integers or arrays of them, broadcast against each other."""
+    key = _mix(np.uint64(zlib.crc32(purpose.encode())))
+    for number in numbers:
+        key = _mix(key ^ _mix(np.asarray(number).astype(np.uint64)))
+    return key
+
+
+def _mix(z: Any) -> Keys:
+    with np.errstate(over="ignore"):
+        z = np.asarray(z, dtype=np.uint64) + np.uint64(_STEP)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(_ONE)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(_TWO)
+        return np.asarray(z ^ (z >> np.uint64(31)), dtype=np.uint64)
+
+
+def permutations(key: Keys, n: int) -> NDArray[np.int64]:
+    """One permutation of 0..n-1 for each key: shape key.shape + (n,)."""
+    order = keys("permutation", key[..., None], np.arange(n))
+    return np.argsort(order, axis=-1, kind="stable")
+
+
+def uniform(key: Keys) -> NDArray[np.float64]:
+    """A number in [0, 1) for each key."""
+    return (key >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def tensor(key: Keys) -> Tensor:
+    """The keys as int64, which is what torch can compute with."""
+    return torch.from_numpy(np.ascontiguousarray(key).view(np.int64))
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shifted(z: Tensor, bits: int) -> Tensor:
+    return (z >> bits) & ((1 << (64 - bits)) - 1)  # torch shifts arithmetically
+
+
+def _mix_torch(z: Tensor) -> Tensor:
+    z = z + _signed(_STEP)
+    z = (z ^ _shifted(z, 30)) * _signed(_ONE)
+    z = (z ^ _shifted(z, 27)) * _signed(_TWO)
+    return z ^ _shifted(z, 31)
+
+
+def keep_mask(key: Tensor, shape: torch.Size, p: float) -> Tensor:
+    """True with probability 1 - p, a function of the key and the place alone."""
+    place = torch.arange(shape.numel(), device=key.device)
+    return (_shifted(_mix_torch(key ^ _mix_torch(place)), 33) >= int(p * 2**31)).reshape(shape)
+
+
+_WHOLE = (F.dropout, torch.dropout)
+_CHANNELS = (F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout)
+
+
+class KeyedDropout(TorchFunctionMode):
+    """Inside this context, every dropout draws its mask from `key` and its place in the forward
+    pass. Unlike torch's own generator, this works under vmap, with a key per client."""
+
+    def __init__(self, key: Tensor) -> None:
+        super().__init__()
+        self.key = key
+        self.calls = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in _WHOLE or func in _CHANNELS:
+            return self._dropout(func in _CHANNELS, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def _dropout(
+        self,
+        channels: bool,
+        input: Tensor,
+        p: float = 0.5,
+        training: bool = True,
+        train: bool = True,
+        inplace: bool = False,
+    ) -> Tensor:
+        if not (training and train) or p == 0.0:
+            return input
+        self.calls += 1
+        key = _mix_torch(self.key + self.calls)
+        shape = input.shape
+        if channels:
+            shape = torch.Size([*input.shape[:2], *(1 for _ in input.shape[2:])])
+        kept = keep_mask(key.to(input.device), shape, p)
+        scale = 1 / (1 - p) if p < 1 else 0.0
+        return input * kept * scale

@@ -1,0 +1,48 @@
+"""What a run tells about itself, round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Record:
+    """One finished round. Counts are sums since the start, over all clients."""
+
+    round: int
+    steps: int  # local steps of each client
+    gradients: float  # gradient evaluations, in units of one step's batch
+    samples: int
+    bytes_up: int
+    bytes_down: int
+    seconds: float  # spent in rounds, evaluation not counted
+    clients: int  # how many answered in this round
+    train_loss: float | None  # mean over clients and local steps; None if nobody answered
+    test: Mapping[str, float] = field(default_factory=dict)  # loss and metrics; {} if not measured
+    diagnostics: Mapping[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def flat(self) -> dict[str, Any]:
+        """One level: test_accuracy for test["accuracy"], and the diagnostics by their names."""
+        row: dict[str, Any] = self.to_dict()
+        test, diagnostics = row.pop("test"), row.pop("diagnostics")
+        flat: dict[str, Any] = (
+            row | {f"test_{name}": value for name, value in test.items()} | diagnostics
+        )
+        return flat
+
+
+class History(list[Record]):
+    """The records of a run, in order."""
+
+    def to_pandas(self) -> Any:
+        """A pandas.DataFrame with one row per round (needs pandas)."""
+        try:
+            import pandas
+        except ImportError as cause:
+            raise ImportError("History.to_pandas needs pandas: pip install pandas") from cause
+        return pandas.DataFrame([record.flat() for record in self])

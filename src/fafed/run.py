@@ -1,0 +1,169 @@
+"""The round loop: a generator of records.
+
+    for record in Run(algorithm, engine, rounds=100):
+        ...                                        # look, log, stop: it is your loop
+
+A `Run` is a value machine: `state` is all there is to know between two rounds, and a round either
+happens as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from fafed.algorithm import Algorithm
+from fafed.cohort import Cohort
+from fafed.engines.contract import Engine, NotFinite
+from fafed.errors import ConfigError, FafedError
+from fafed.records import History, Record
+
+log = logging.getLogger("fafed")
+
+
+class State(NamedTuple):
+    """The server's side of a run between two rounds."""
+
+    shared: Any
+    buffers: tuple[Tensor, ...]
+    round: int  # rounds finished
+    members: tuple[int, ...]  # who was invited and answered last; () if the two differ
+    totals: Totals
+
+
+class Totals(NamedTuple):
+    gradients: float = 0.0
+    samples: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: float = 0.0
+
+
+class Diverged(FafedError):
+    """The run met NaN or infinity. `history` and `x` are those of the last good round."""
+
+    def __init__(self, message: str, client: int, round: int) -> None:
+        super().__init__(message)
+        self.client = client
+        self.round = round
+        self.x: Tensor | None = None
+        self.history: History = History()
+
+
+class Run:
+    """One algorithm on one engine, round after round."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        engine: Engine,
+        x0: Tensor,
+        buffers: tuple[Tensor, ...] = (),
+        *,
+        rounds: int,
+        local_steps: int,
+        cohort: Cohort | None = None,
+        measure: Callable[[Tensor, tuple[Tensor, ...]], Mapping[str, float]] | None = None,
+        measure_every: int = 1,
+    ) -> None:
+        for name, value in [
+            ("rounds", rounds),
+            ("local_steps", local_steps),
+            ("eval_every", measure_every),
+        ]:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"{name} must be a positive integer, got {value!r}")
+        self.algorithm = algorithm
+        self.engine = engine
+        self.rounds = rounds
+        self.local_steps = local_steps
+        self.cohort = cohort or Cohort(engine.population)
+        self.measure = measure
+        self.measure_every = measure_every
+        self.state = State(algorithm.init(x0), buffers, 0, (), Totals())
+        if algorithm.everyone and not self.cohort.always_everyone:
+            raise ConfigError(
+                f"{algorithm} needs every client in every round, but participation="
+                f"{self.cohort.participation!r} and failure={self.cohort.failure!r}: use all "
+                "clients"
+                + (", or wire='full'" if hasattr(algorithm, "wire") else "")
+                + ", or another algorithm"
+            )
+
+    def __iter__(self) -> Iterator[Record]:
+        while self.state.round < self.rounds:
+            yield self.round()
+
+    def round(self) -> Record:
+        """One round; on an error the state is still that of the round before."""
+        began = time.perf_counter()
+        number = self.state.round + 1
+        step = self.state.round * self.local_steps
+        invited = self.cohort.invited(number)
+        clients = self.cohort.answering(number, invited)
+        shared, buffers, totals = self.state.shared, self.state.buffers, self.state.totals
+        opening = self.algorithm.opening() if self.state.round == 0 else ()
+        if clients and not opening and invited != self.state.members:
+            shared = self._regrouped(shared, number)
+        loss = None
+        for exchange in (*opening, *self.algorithm.exchanges()) if clients else ():
+            try:
+                reply = self.engine.deliver(exchange, shared, buffers, clients, step)
+            except NotFinite as cause:
+                raise self._diverged(cause, number) from cause
+            shared = exchange.server(shared, reply.mean, reply.trip)
+            buffers = reply.buffers
+            loss = reply.loss if reply.loss is not None else loss
+            totals = Totals(
+                totals.gradients + reply.gradients,
+                totals.samples + reply.samples,
+                totals.bytes_up + reply.bytes_up,
+                totals.bytes_down + reply.bytes_down * len(invited) // len(clients),
+                totals.seconds,
+            )
+        totals = totals._replace(seconds=totals.seconds + time.perf_counter() - began)
+        members = invited if invited == clients else ()
+        self.state = State(shared, buffers, number, members, totals)
+        return self._record(loss, len(clients))
+
+    def _regrouped(self, shared: Any, number: int) -> Any:
+        new = self.algorithm.regroup(shared)
+        if new is not shared and self.state.round:
+            log.warning(
+                "round %d: the clients changed, %s starts its estimate anew "
+                "(its analysis assumes the same clients in every round)",
+                number,
+                type(self.algorithm).__name__,
+            )
+        return new
+
+    def _record(self, loss: float | None, clients: int) -> Record:
+        shared, buffers, number, _, totals = self.state
+        last = number == self.rounds
+        wanted = self.measure and (last or number % self.measure_every == 0)
+        test = self.measure(shared.x, buffers) if self.measure and wanted else {}
+        seen = self.algorithm.diagnostics(shared)
+        return Record(
+            round=number,
+            steps=number * self.local_steps,
+            **totals._asdict(),
+            clients=clients,
+            train_loss=loss,
+            test=dict(test),
+            diagnostics={name: float(value) for name, value in seen.items()},
+        )
+
+    def _diverged(self, cause: NotFinite, number: int) -> Diverged:
+        error = Diverged(
+            f"round {number}: {cause}. {self.algorithm} has most likely diverged: try a smaller "
+            "eta, or clip=1.0; if it happens in round 1, look for NaN in that client's data. "
+            f"The state after round {number - 1} is kept.",
+            cause.client,
+            number,
+        )
+        error.x = self.state.shared.x
+        return error

@@ -1,0 +1,176 @@
+"""The call people will use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fafed import objective as objectives
+from fafed.algorithm import Algorithm
+from fafed.cohort import Cohort, Participation
+from fafed.data.batches import BatchSize, ClientBatches, Source, as_tensors, examples_of
+from fafed.engines.simulation import Simulation
+from fafed.errors import ConfigError
+from fafed.objective import Loss, Metric
+from fafed.records import History
+from fafed.run import Diverged, Run
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished training."""
+
+    model: nn.Module  # the trained module, in eval mode; the one passed in is not changed
+    x: Tensor  # its flat vector
+    history: History
+    engine: str  # "loop" or "vmap"
+
+
+def train(
+    model: nn.Module,
+    clients: Sequence[Any],
+    algorithm: Algorithm,
+    *,
+    rounds: int,
+    local_steps: int = 10,
+    batch_size: BatchSize = 50,
+    loss: Loss = F.cross_entropy,
+    test: Any = None,
+    metrics: Mapping[str, Metric] | None = None,
+    seed: int = 0,
+    engine: str = "auto",
+    weights: str | Sequence[float] = "uniform",
+    participation: Participation = 1.0,
+    failure: float = 0.0,
+    opening_batch_size: BatchSize | None = None,
+    clip: float | None = None,
+    weight_decay: float = 0.0,
+    eval_every: int = 1,
+    device: torch.device | str | None = None,
+) -> Result:
+    """Train `model` over `clients` with `algorithm`, and return the trained copy.
+
+    clients: for each client a Dataset or a tuple of tensors (inputs, targets).
+    batch_size: examples per local step, or "full" for the client's whole data, in order.
+    engine: "loop", "vmap", or "auto"; the results agree up to rounding.
+    weights: "uniform", "examples" (by the amount of data), or a number per client.
+    participation, failure: see `fafed.cohort.Cohort`.
+    opening_batch_size: the batch of the first estimate (FAFED, STEM); local_steps * batch_size.
+    clip, weight_decay: of each gradient: bound on its norm, and multiple of x added to it.
+    """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model must be an nn.Module, got {type(model).__name__}")
+    if not callable(loss):
+        raise ConfigError(f"loss must be a function of (outputs, targets), got {loss!r}")
+    if opening_batch_size is None and isinstance(batch_size, int) and isinstance(local_steps, int):
+        opening_batch_size = batch_size * local_steps
+    source = examples_of(clients, batch_size=batch_size, anchor_size=opening_batch_size, seed=seed)
+    objective = objectives.Model(model, loss, clip=clip, weight_decay=weight_decay, device=device)
+    evaluation = None
+    if test is not None:
+        data = as_tensors(test, "test")
+        objectives.check_agrees(data, source.pool, "test")
+        evaluation = tuple(
+            t.to(objective.device, objective.dtype if t.is_floating_point() else t.dtype)
+            for t in data
+        )
+
+    def measure(x: Tensor, buffers: tuple[Tensor, ...]) -> Mapping[str, float]:
+        assert evaluation is not None
+        return objective.measure(x, buffers, objectives.chunks(evaluation), metrics or {})
+
+    run = build(
+        algorithm,
+        objective,
+        source,
+        rounds=rounds,
+        local_steps=local_steps,
+        seed=seed,
+        engine=engine,
+        weights=weights,
+        participation=participation,
+        failure=failure,
+        measure=measure if evaluation is not None else None,
+        measure_every=eval_every,
+    )
+    history = History()
+    try:
+        for record in run:
+            history.append(record)
+    except Diverged as error:
+        error.history = history
+        raise
+    state = run.state
+    assert isinstance(run.engine, Simulation)
+    return Result(
+        model=objective.predict(state.shared.x, state.buffers),
+        x=state.shared.x,
+        history=history,
+        engine=run.engine.engine,
+    )
+
+
+def build(
+    algorithm: Algorithm,
+    objective: objectives.Model | objectives.Function,
+    source: Source,
+    *,
+    rounds: int,
+    local_steps: int,
+    seed: int = 0,
+    engine: str = "auto",
+    weights: str | Sequence[float] = "uniform",
+    participation: Participation = 1.0,
+    failure: float = 0.0,
+    measure: Any = None,
+    measure_every: int = 1,
+) -> Run:
+    """A run in simulation, checked: whatever cannot work is refused here, not in round 300."""
+    if not isinstance(algorithm, Algorithm):
+        raise ConfigError(
+            f"algorithm must be an object such as fafed.FAFED(eta=0.01), got {algorithm!r}"
+        )
+    source = source.to(objective.x0.device, getattr(objective, "dtype", objective.x0.dtype))
+    if isinstance(objective, objectives.Model):
+        (batch,) = ClientBatches(source.gather, source.draw(("round",), 0, 0, 1))
+        objective.probe(batch)
+    algorithm = algorithm.fitted(objective.sizes)
+    population = len(source.examples)
+    cohort = Cohort(population, participation=participation, failure=failure, seed=seed)
+    simulation = Simulation(
+        algorithm,
+        objective,
+        source,
+        weights=_weights(weights, source.examples),
+        steps=local_steps,
+        engine=engine,
+    )
+    return Run(
+        algorithm,
+        simulation,
+        objective.x0,
+        objective.start().buffers,
+        rounds=rounds,
+        local_steps=local_steps,
+        cohort=cohort,
+        measure=measure,
+        measure_every=measure_every,
+    )
+
+
+def _weights(weights: str | Sequence[float], examples: Sequence[int]) -> list[float]:
+    if weights == "uniform":
+        return [1.0] * len(examples)
+    if weights == "examples":
+        return [float(n) for n in examples]
+    if isinstance(weights, str) or len(weights) != len(examples) or not all(w > 0 for w in weights):
+        raise ConfigError(
+            f"weights must be 'uniform', 'examples' or {len(examples)} positive numbers, "
+            f"one per client, got {weights!r}"
+        )
+    return [float(w) for w in weights]

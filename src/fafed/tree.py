@@ -1,0 +1,112 @@
+"""Nested tuples of tensors: states, messages and data are all of this shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+
+def leaves(tree: Any) -> list[Tensor]:
+    return pytree.tree_leaves(tree)
+
+
+def map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    return pytree.tree_map(function, tree, *others)
+
+
+def stack(trees: Sequence[Any]) -> Any:
+    """One tree whose leaves have a new first dimension, one entry per tree."""
+    return map(lambda *parts: torch.stack(parts), trees[0], *trees[1:])
+
+
+def take(tree: Any, index: Any) -> Any:
+    """The entries `index` of each leaf's first dimension."""
+    return map(lambda leaf: leaf[index], tree)
+
+
+def put(tree: Any, index: Any, part: Any) -> Any:
+    """A copy of the tree with the entries `index` of each leaf replaced."""
+
+    def replaced(leaf: Tensor, new: Tensor) -> Tensor:
+        leaf = leaf.clone()
+        leaf[index] = new
+        return leaf
+
+    return map(replaced, tree, part)
+
+
+def nbytes(tree: Any) -> int:
+    """What the tree's vectors weigh on a wire; scalars (step counters) ride in the header."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree) if leaf.ndim)
+
+
+def finite(tree: Any) -> Tensor:
+    """Whether every number in the tree is finite, as a bool scalar."""
+    flags = [torch.isfinite(leaf).all() for leaf in leaves(tree) if leaf.is_floating_point()]
+    return torch.stack(flags).all() if flags else torch.tensor(True)
+
+
+def flatten(tree: Any, prefix: str = "") -> dict[str, Tensor]:
+    """Dotted name -> tensor, for files and wires."""
+    if isinstance(tree, Tensor):
+        return {prefix: tree}
+    names = getattr(tree, "_fields", None) or [str(i) for i in range(len(tree))]
+    parts: dict[str, Tensor] = {}
+    for name, branch in zip(names, tree, strict=True):
+        parts |= flatten(branch, f"{prefix}.{name}" if prefix else name)
+    return parts
+
+
+def unflatten(like: Any, parts: dict[str, Tensor], prefix: str = "") -> Any:
+    """The inverse of `flatten`: a tree of the shape of `like` filled from `parts`."""
+    if isinstance(like, Tensor):
+        return parts[prefix]
+    names = getattr(like, "_fields", None) or [str(i) for i in range(len(like))]
+    branches = [
+        unflatten(branch, parts, f"{prefix}.{name}" if prefix else name)
+        for name, branch in zip(names, like, strict=True)
+    ]
+    return type(like)(*branches) if hasattr(like, "_fields") else type(like)(branches)
+
+
+class Mean:
+    """A weighted mean, accumulated in float64 in the order of the calls, then cast back."""
+
+    def __init__(self) -> None:
+        self.total: Any = None
+        self.like: Any = None
+        self.weight = 0.0
+
+    def add(self, tree: Any, weight: float) -> None:
+        """One tree."""
+        if self.total is None:
+            self._start(tree)
+        map(lambda total, leaf: total.add_(leaf, alpha=weight), self.total, tree)
+        self.weight += weight
+
+    def add_stacked(self, tree: Any, weights: Tensor) -> None:
+        """Many trees at once: the leaves' first dimension runs over them."""
+        if self.total is None:
+            self._start(take(tree, 0))
+
+        def absorb(total: Tensor, leaf: Tensor) -> None:
+            rows = leaf.reshape(len(weights), -1).to(torch.float64)
+            total.add_((weights.to(rows) @ rows).reshape(total.shape))
+
+        map(absorb, self.total, tree)
+        self.weight += float(weights.sum())
+
+    def value(self) -> Any:
+        def cast(total: Tensor, like: Tensor) -> Tensor:
+            mean = total / self.weight
+            return (mean if like.is_floating_point() else mean.round()).to(like.dtype)
+
+        return map(cast, self.total, self.like)
+
+    def _start(self, tree: Any) -> None:
+        self.total = map(lambda leaf: torch.zeros_like(leaf, dtype=torch.float64), tree)
+        self.like = map(lambda leaf: leaf.new_empty(0), tree)

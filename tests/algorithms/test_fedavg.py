@@ -1,0 +1,42 @@
+"""FedAvg against its pseudo-code and the closed form of its bias on quadratics."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fafed import FedAvg
+from fafed.schedules import Power
+from paper.fedavg import fedavg as transcribed
+from problem import Problem, close
+
+
+@pytest.mark.parametrize("q", [1, 4])
+@pytest.mark.parametrize("eta_g", [1.0, 0.7])
+def test_equals_the_pseudo_code(q, eta_g):
+    p = Problem(4)
+    expected = transcribed(p.x0, p.g, [1 / 4] * 4, q, 5, lambda t: 0.05, eta_g)
+    close(p.xs(FedAvg(0.05, eta_g), q, 5), torch.stack(expected))
+
+
+def test_schedules_count_local_steps():
+    p, eta = Problem(4), Power(0.1)
+    expected = transcribed(p.x0, p.g, [1 / 4] * 4, 3, 4, lambda t: eta(torch.tensor(t)))
+    close(p.xs(FedAvg(eta), 3, 4), torch.stack(expected))
+
+
+def test_weights_by_number():
+    p = Problem(3, weights=[1.0, 2.0, 5.0])
+    expected = transcribed(p.x0, p.g, [1 / 8, 2 / 8, 5 / 8], 3, 4, lambda t: 0.05)
+    close(p.xs(FedAvg(0.05), 3, 4), torch.stack(expected))
+
+
+def test_a_round_averages_over_those_who_took_part():
+    p = Problem(4)
+    run = p.run(FedAvg(0.05), 3, 1, participation=[[1, 3]])
+    list(run)
+    alone = [
+        transcribed(p.x0, lambda _, t, x, i=i: p.g(i, t, x), [1.0], 3, 1, lambda t: 0.05)[0]
+        for i in (1, 3)
+    ]
+    close(run.state.shared.x, sum(alone) / 2)

@@ -1,0 +1,48 @@
+"""STEM in its own indexing, and as FAFED without a scale (ID-2)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fafed import FAFED, STEM
+from fafed.schedules import Power, StemMomentum, StemStep
+from paper.stem import stem as transcribed
+from problem import Problem, close
+
+
+@pytest.mark.parametrize("q", [1, 3, 6])
+@pytest.mark.parametrize(
+    ("eta", "alpha"),
+    [
+        (0.05, 0.1),
+        (Power(0.1), Power(0.8)),
+        (StemStep(0.2, 4, 3, 2), StemMomentum(0.2, 4, 3, 2)),
+    ],
+)
+def test_id2_equals_its_own_pseudo_code(q, eta, alpha):
+    p, T = Problem(4), 12
+
+    def own(rate):  # STEM counts from 1 where we count from 0
+        return (lambda t: rate) if isinstance(rate, float) else lambda t: rate(torch.tensor(t - 1))
+
+    expected = transcribed(p.x0, p.g, p.g0, 4, q, T, own(eta), own(alpha))
+    for shared, (x, d) in zip(p.shared(STEM(eta, alpha), q, T // q), expected, strict=True):
+        close(shared.x, x)
+        close(shared.m, d)
+
+
+def test_id2_equals_fafed_without_scale_bit_for_bit():
+    p = Problem(4)
+    ours = p.xs(STEM(0.05, 0.1), 4, 5)
+    assert torch.equal(ours, p.xs(FAFED(0.05, 0.1, adaptivity="identity"), 4, 5))
+
+
+def test_theory_step_and_momentum():
+    step = StemStep(L=2.0, N=4, q=5, b=3)
+    assert float(step(torch.tensor(0))) == pytest.approx(1 / (16 * 2.0 * 5))  # the cap
+    far = 10**12
+    assert float(step(torch.tensor(far))) == pytest.approx(step.kappa / (far + 3) ** (1 / 3))
+    c = 64 * 4 / 12 + 1 / (24 * step.kappa**3 * 2 * 5)
+    momentum = StemMomentum(L=2.0, N=4, q=5, b=3)
+    assert float(momentum(torch.tensor(1))) == pytest.approx(c / (16 * 2.0 * 5) ** 2)

@@ -1,0 +1,71 @@
+"""FedAvg, SCAFFOLD and the server optimisers, round by round. p are the clients' weights."""
+
+import torch
+
+
+def local_sgd(x, g, i, first, q, eta):
+    for t in range(first, first + q):
+        x = x - eta(t) * g(i, t, x)
+    return x
+
+
+def fedavg(x, g, p, q, rounds, eta, eta_g=1.0):
+    found = []
+    for r in range(rounds):
+        ends = [local_sgd(x, g, i, r * q + 1, q, eta) for i in range(len(p))]
+        x = x + eta_g * sum(w * (y - x) for w, y in zip(p, ends, strict=True))
+        found.append(x)
+    return found
+
+
+def scaffold(x, g, p, q, rounds, eta, eta_g=1.0, cohorts=None, option_one=None):
+    """Two vectors each way; `option_one(i, r, x)` is the extra gradient of option I."""
+    N = len(p)
+    c, ci = torch.zeros_like(x), [torch.zeros_like(x) for _ in range(N)]
+    found = []
+    for r in range(rounds):
+        S = cohorts[r] if cohorts else range(N)
+        dys, dcs = [], []
+        for i in S:
+            y, used = x, 0.0
+            for t in range(r * q + 1, r * q + q + 1):
+                y = y - eta(t) * (g(i, t, y) - ci[i] + c)
+                used += eta(t)
+            new = option_one(i, r, x) if option_one else ci[i] - c + (x - y) / used
+            dys.append(y - x)
+            dcs.append(new - ci[i])
+            ci[i] = new
+        share = sum(p[i] for i in S)
+        x = x + eta_g * sum(p[i] * dy for i, dy in zip(S, dys, strict=True)) / share
+        c = c + share * sum(p[i] * dc for i, dc in zip(S, dcs, strict=True)) / share
+        found.append((x, c, list(ci)))
+    return found
+
+
+def server_optimiser(x, g, p, q, rounds, eta, eta_g, rule, beta1, beta2, tau, v0=None):
+    """rule: adam, yogi, adagrad, ams-max, ams-amsgrad."""
+    ams = rule.startswith("ams")
+    m = torch.zeros_like(x)
+    v = torch.full_like(x, 0.0 if ams else (tau**2 if v0 is None else v0))
+    vhat = torch.zeros_like(x)
+    found = []
+    for r in range(rounds):
+        ends = [local_sgd(x, g, i, r * q + 1, q, eta) for i in range(len(p))]
+        D = sum(w * (y - x) for w, y in zip(p, ends, strict=True))
+        m = beta1 * m + (1 - beta1) * D
+        if rule == "adagrad":
+            v = v + D**2
+        elif rule == "yogi":
+            v = v - (1 - beta2) * D**2 * torch.sign(v - D**2)
+        else:
+            v = beta2 * v + (1 - beta2) * D**2
+        if rule == "ams-max":
+            vhat = torch.maximum(torch.maximum(vhat, v), torch.full_like(v, tau**2))
+            x = x + eta_g * m / vhat.sqrt()
+        elif rule == "ams-amsgrad":
+            vhat = torch.maximum(vhat, v)
+            x = x + eta_g * m / (vhat.sqrt() + tau)
+        else:
+            x = x + eta_g * m / (v.sqrt() + tau)
+        found.append((x, v, vhat))
+    return found

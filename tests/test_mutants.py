@@ -1,0 +1,127 @@
+"""Wrong versions of FAFED that look right. Each must fail what the true one passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+import fafed
+from fafed import FAFED
+from fafed.algorithms.fafed import Local, Message
+from fafed.schedules import at
+from paper.fafed import fafed as transcribed
+from problem import Problem, close
+
+N, Q, R = 4, 4, 5
+
+
+@dataclass(frozen=True)
+class PreviousIsMean(FAFED):
+    """Takes the broadcast model for the client's own last iterate."""
+
+    def local(self, grad, down, local, batches):
+        own_step = at(self.eta, down.t) * down.m / self.scale(down.v)
+        return super().local(grad, down, Local(down.x + own_step), batches)
+
+
+@dataclass(frozen=True)
+class PreviousIsCurrent(FAFED):
+    """Loads the broadcast model over the kept iterate."""
+
+    def local(self, grad, down, local, batches):
+        return super().local(grad, down, Local(down.x), batches)
+
+
+@dataclass(frozen=True)
+class LateScale(FAFED):
+    """The server takes its step with the scale of the round before."""
+
+    def server(self, shared, mean, trip):
+        right = super().server(shared, mean, trip)
+        x = mean.x - at(self.eta, right.t) * mean.m / self.scale(shared.v)
+        return right._replace(x=x)
+
+
+@dataclass(frozen=True)
+class ScaleMovesLocally(FAFED):
+    """Refreshes A from the client's own v at every local step."""
+
+    def local(self, grad, down, local, batches):
+        x, m, v, t, _ = down
+        before = local.x
+        for k, batch in enumerate(batches, start=1):
+            g = grad(x, batch)
+            m = g + (1 - at(self.alpha, t + k)) * (m - grad(before, batch))
+            v = self.collect(v, g)
+            before, x = x, x - at(self.eta, t + k) * m / self.scale(v)
+        return Local(before), Message(before, m, v)
+
+
+@dataclass(frozen=True)
+class SquareOfTheMean(FAFED):
+    """v_0 as the square of the mean gradient instead of the mean square."""
+
+    def first_step(self, shared, mean, trip):
+        return super().first_step(shared, mean._replace(v=mean.m**2), trip)
+
+
+MUTANTS = [PreviousIsMean, PreviousIsCurrent, LateScale, ScaleMovesLocally, SquareOfTheMean]
+
+
+def pseudo_code(cls):
+    p = Problem(N)
+    log = transcribed(p.x0, p.g, p.g0, N, Q, Q * R, lambda t: 0.05, lambda t: 0.1, 0.9, 0.01)
+    found = p.xs(cls(eta=0.05, alpha=0.1, beta=0.9, rho=0.01), Q, R)
+    close(found, torch.stack([log["next"][r * Q][0] for r in range(1, R + 1)]))
+
+
+def exact_tracker(cls):
+    """ID-4."""
+    p = Problem(N, b="full", B="full")
+    run = p.run(cls(eta=0.05, alpha=0.1), Q, R)
+    for _ in run:
+        last = [run.engine.states[i].local.x for i in range(N)]
+        close(run.state.shared.m, sum(p.full(i, x) for i, x in enumerate(last)) / N)
+
+
+def coupled(algorithm):
+    """ID of the same-sample rule: with alpha = 0 and a vanishing step the estimate stays put,
+    because both gradients of a step see the same masks."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Dropout(0.5), nn.Linear(40, 3)).double()
+    clients = [
+        (torch.randn(20, 6, dtype=torch.float64), torch.randint(0, 3, (20,))) for _ in range(3)
+    ]
+    norms = [
+        record.diagnostics["m_norm"]
+        for record in fafed.train(
+            model, clients, algorithm, rounds=3, local_steps=4, batch_size=5, engine="loop"
+        ).history
+    ]
+    assert max(norms) - min(norms) < 1e-6
+
+
+def test_the_true_one_passes():
+    pseudo_code(FAFED)
+    exact_tracker(FAFED)
+    coupled(FAFED(eta=1e-9, alpha=0.0))
+
+
+@pytest.mark.parametrize("cls", MUTANTS)
+def test_mutants_fail_against_the_pseudo_code(cls):
+    with pytest.raises(AssertionError):
+        pseudo_code(cls)
+
+
+@pytest.mark.parametrize("cls", [PreviousIsMean, PreviousIsCurrent])
+def test_a_wrong_previous_iterate_fails_the_exact_tracker(cls):
+    with pytest.raises(AssertionError):
+        exact_tracker(cls)
+
+
+def test_uncoupled_masks_fail_the_same_sample_rule():
+    with pytest.raises(AssertionError):
+        coupled(FAFED(eta=1e-9, alpha=0.0, coupled_masks=False))

@@ -1,0 +1,368 @@
+"""nn.Module + loss as a function of a flat vector."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import fafed
+from fafed import tree
+from fafed.algorithm import Batch
+from fafed.data.batches import Examples
+from fafed.engines.simulation import Oracle
+from fafed.objective import Memory, Model
+from fafed.randomness import KeyedDropout, keep_mask
+from fafed.training import build
+
+
+def batch(n=8, d=6, classes=3, key=7, fresh=True, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, d, dtype=torch.float64, generator=g)
+    y = torch.randint(0, classes, (n,), generator=g)
+    return Batch((x, y), torch.tensor(key), torch.tensor(fresh))
+
+
+def net(*middle):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), *middle, nn.Linear(10, 3)).double()
+
+
+def model(module, example, **options):
+    found = Model(module, F.cross_entropy, **options)
+    found.probe(example)
+    return found
+
+
+@pytest.mark.parametrize("functional", [False, True])
+def test_gradient_is_autograds(functional):
+    module, example = net(), batch()
+    objective = model(module, example)
+    found = objective.evaluate(objective.x0, example, objective.start(), functional=functional)
+    loss = F.cross_entropy(module(example.data[0]), example.data[1])
+    loss.backward()
+    expected = torch.cat([p.grad.reshape(-1) for p in module.parameters()])
+    torch.testing.assert_close(found.gradient, expected)
+    torch.testing.assert_close(found.loss, loss.detach())
+
+
+def test_the_module_passed_in_is_not_changed():
+    module = net(nn.BatchNorm1d(10))
+    before = copy.deepcopy(module.state_dict())
+    clients = [tuple(batch(seed=s).data) for s in range(3)]
+    result = fafed.train(module, clients, fafed.FedAvg(0.1), rounds=2, local_steps=2, batch_size=4)
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert module.training
+    assert not result.model.training
+    flat = torch.cat([p.detach().reshape(-1) for p in result.model.parameters()])
+    assert torch.equal(flat, result.x)
+
+
+def test_clip_bounds_the_norm_and_leaves_small_gradients_alone():
+    example = batch()
+    plain = model(net(), example)
+    g = plain.evaluate(plain.x0, example, plain.start(), functional=False).gradient
+    norm = float(g.norm())
+    for clip, factor in [(norm / 2, 0.5), (norm * 2, 1.0)]:
+        objective = model(net(), example, clip=clip)
+        found = objective.evaluate(plain.x0, example, plain.start(), functional=False).gradient
+        torch.testing.assert_close(found, g * factor, rtol=1e-14, atol=0)
+
+
+def test_weight_decay_is_added_before_clipping():
+    example = batch()
+    plain = model(net(), example)
+    g = plain.evaluate(plain.x0, example, plain.start(), functional=False).gradient
+    expected = g + 0.3 * plain.x0
+    decayed = model(net(), example, weight_decay=0.3)
+    found = decayed.evaluate(plain.x0, example, plain.start(), functional=False).gradient
+    torch.testing.assert_close(found, expected)
+    both = model(net(), example, weight_decay=0.3, clip=0.1)
+    found = both.evaluate(plain.x0, example, plain.start(), functional=False).gradient
+    torch.testing.assert_close(found, 0.1 * expected / expected.norm())
+
+
+def test_frozen_parameters_are_not_in_the_vector():
+    module = net()
+    module[0].weight.requires_grad_(False)
+    objective = model(module, batch())
+    assert objective.x0.numel() == sum(p.numel() for p in module.parameters()) - 60
+    trained = objective.predict(objective.x0 + 1, ())
+    assert torch.equal(trained[0].weight, module[0].weight)
+    assert torch.equal(trained[0].bias, module[0].bias + 1)
+
+
+def test_tied_parameters_appear_once():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(6, 6, bias=False)
+            self.b = nn.Linear(6, 6, bias=False)
+            self.b.weight = self.a.weight
+
+        def forward(self, x):
+            return self.b(torch.tanh(self.a(x)))
+
+    example = batch(classes=6)
+    objective = model(Tied().double(), example)
+    assert objective.x0.numel() == 36
+    trained = objective.predict(objective.x0 * 2, ())
+    assert trained.b.weight is trained.a.weight
+
+
+def test_half_precision_is_trained_in_float32():
+    clients = [(torch.randn(8, 6).bfloat16(), torch.randint(0, 3, (8,))) for _ in range(2)]
+    result = fafed.train(
+        net().to(torch.bfloat16), clients, fafed.FAFED(), rounds=1, local_steps=2, batch_size=4
+    )
+    assert result.x.dtype == torch.float32
+    assert result.model[0].weight.dtype == torch.bfloat16
+
+
+# The same-sample rule.
+
+RANDOM = {
+    "dropout": lambda: nn.Dropout(0.5),
+    "noise": lambda: Noise(),
+}
+
+
+class Noise(nn.Module):
+    def forward(self, x):
+        return x * torch.rand_like(x) if self.training else x
+
+
+@pytest.mark.parametrize("kind", RANDOM)
+def test_difference_vanishes_as_the_points_meet(kind):
+    example = batch()
+    objective = model(net(RANDOM[kind]()), example)
+    assert objective.stochastic
+    x, start = objective.x0, objective.start()
+    direction = torch.randn_like(x)
+
+    def difference(gap, other=example):
+        a = objective.evaluate(x, example, start, functional=False).gradient
+        b = objective.evaluate(x + gap * direction, other, start, functional=False).gradient
+        return float((a - b).norm())
+
+    gaps = [1e-2, 1e-4, 1e-6]
+    sizes = [difference(gap) for gap in gaps]
+    assert all(0 < s < 50 * gap for s, gap in zip(sizes, gaps, strict=True))
+    assert difference(0.0) == 0
+    assert difference(0.0, example.redrawn()) > 0.01  # other masks, same sample
+
+
+def test_masks_differ_between_steps_and_layers_and_have_the_right_rate():
+    mode = KeyedDropout(torch.tensor(3))
+    with mode:
+        one, two = (F.dropout(torch.ones(200, 500), 0.3) for _ in range(2))
+    assert not torch.equal(one, two)
+    with KeyedDropout(torch.tensor(4)):
+        other = F.dropout(torch.ones(200, 500), 0.3)
+    assert not torch.equal(one, other)
+    assert float((one == 0).double().mean()) == pytest.approx(0.3, abs=0.005)
+    assert float(one.mean()) == pytest.approx(1.0, abs=0.01)
+    assert bool(keep_mask(torch.tensor(1), torch.Size([1000]), 0.0).all())
+
+
+def test_channel_dropout_drops_whole_channels():
+    with KeyedDropout(torch.tensor(3)):
+        found = F.dropout2d(torch.ones(10, 40, 3, 3), 0.5)
+    assert set(found.flatten(2).sum(-1).flatten().tolist()) == {0.0, 18.0}
+
+
+def test_dropout_is_the_same_in_loop_and_vmap():
+    module = net(nn.Dropout(0.5))
+    clients = [tuple(batch(20, seed=s).data) for s in range(3)]
+    xs = [
+        fafed.train(
+            module, clients, fafed.FAFED(), rounds=3, local_steps=3, batch_size=4, engine=engine
+        ).x
+        for engine in ("loop", "vmap")
+    ]
+    torch.testing.assert_close(*xs, rtol=1e-10, atol=1e-10)
+
+
+def test_other_randomness_runs_in_the_loop_and_says_so():
+    module = net(Noise())
+    clients = [tuple(batch(20, seed=s).data) for s in range(3)]
+    common = {"rounds": 1, "local_steps": 2, "batch_size": 4}
+    assert fafed.train(module, clients, fafed.FAFED(), **common).engine == "loop"
+    with pytest.raises(fafed.ConfigError, match="engine='vmap' cannot run this"):
+        fafed.train(module, clients, fafed.FAFED(), **common, engine="vmap")
+
+
+def test_the_global_generator_is_left_alone():
+    module = net(nn.Dropout(0.5), Noise())
+    clients = [tuple(batch(20, seed=s).data) for s in range(2)]
+    torch.manual_seed(5)
+    fafed.train(module, clients, fafed.FAFED(), rounds=1, local_steps=2, batch_size=4)
+    here = torch.rand(1)
+    torch.manual_seed(5)
+    assert torch.equal(here, torch.rand(1))
+
+
+# Buffers: moved by the evaluation at the current point alone, averaged over the clients.
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_batch_norm_statistics(engine):
+    module = net(nn.BatchNorm1d(10, momentum=0.2))
+    shards = [tuple(batch(12, seed=s).data) for s in range(3)]
+    pool = tuple(torch.cat(parts) for parts in zip(*shards, strict=True))
+    source = Examples(pool, np.split(np.arange(36), 3), batch_size="full")
+    objective = Model(module, F.cross_entropy)
+    algorithm = fafed.FAFED(eta=0.05, alpha=0.1)
+    run = build(algorithm, objective, source, rounds=1, local_steps=2, engine=engine)
+    list(run)
+
+    def moved(mean, var, x, data):
+        own = objective.predict(x, objective.start().buffers).train()
+        h = own[1](own[0](data[0]))
+        return 0.8 * mean + 0.2 * h.mean(0).detach(), 0.8 * var + 0.2 * h.var(0).detach()
+
+    # by hand: the opening at x0, then two steps at each client's own current point
+    x0 = objective.x0
+    zero, one = torch.zeros(10, dtype=torch.float64), torch.ones(10, dtype=torch.float64)
+    opened = [moved(zero, one, x0, s) for s in shards]
+    mean = sum(m for m, _ in opened) / 3
+    var = sum(v for _, v in opened) / 3
+
+    def grad(x, data):
+        example = Batch(data, torch.tensor(0), torch.tensor(True))
+        return objective.evaluate(x, example, objective.start(), functional=False).gradient
+
+    m0 = sum(grad(x0, s) for s in shards) / 3
+    A = (sum(grad(x0, s) ** 2 for s in shards) / 3).sqrt() + 0.01
+    x1 = x0 - 0.05 * m0
+    ends = []
+    for s in shards:
+        m = grad(x1, s) + 0.9 * (m0 - grad(x0, s))
+        x2 = x1 - 0.05 * m / A
+        ends.append(moved(*moved(mean, var, x1, s), x2, s))
+    names = objective.buffer_names
+    found = dict(zip(names, run.state.buffers, strict=True))
+    torch.testing.assert_close(found["2.running_mean"], sum(m for m, _ in ends) / 3)
+    torch.testing.assert_close(found["2.running_var"], sum(v for _, v in ends) / 3)
+    assert int(found["2.num_batches_tracked"]) == 3
+    trained = objective.predict(run.state.shared.x, run.state.buffers)
+    assert torch.equal(trained[2].running_mean, found["2.running_mean"])
+
+
+def test_buffers_travel_and_are_counted():
+    module = net(nn.BatchNorm1d(10))
+    clients = [tuple(batch(12, seed=s).data) for s in range(2)]
+    common = {"rounds": 1, "local_steps": 1, "batch_size": 4}
+    with_bn = fafed.train(module, clients, fafed.FedAvg(), **common)
+    bytes_of_x = with_bn.x.numel() * 8
+    assert with_bn.history[0].bytes_up == 2 * (bytes_of_x + 2 * 10 * 8)
+
+
+# Recurrent models with a carried state.
+
+
+class Cell(nn.Module):
+    """h <- tanh(W x + U h); the output is read off h."""
+
+    def __init__(self):
+        super().__init__()
+        self.w, self.u, self.out = nn.Linear(6, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def initial_state(self, batch_size):
+        return (self.w.weight.new_zeros(batch_size, 5),)
+
+    def forward(self, x, state):
+        (h,) = state
+        h = torch.tanh(self.w(x) + self.u(h))
+        return self.out(h), (h,)
+
+
+def test_hidden_state_is_carried_from_the_current_point_and_shared_by_both_gradients():
+    torch.manual_seed(0)
+    first, second = batch(seed=1, fresh=True), batch(seed=2, fresh=False)
+    objective = model(Cell().double(), first)
+    oracle = Oracle(objective, Memory(), functional=False)
+    x, y = objective.x0, objective.x0 + 0.1
+    oracle(x, first)
+    (h,) = oracle.after.hidden
+    oracle(y, first)  # at the old point: leaves no trace
+    assert oracle.after.hidden[0] is h
+    current, old = oracle(x, second), oracle(y, second)
+    for point, found in [(x, current), (y, old)]:
+        module = objective.predict(point, ())
+        out, _ = module(second.data[0], (h,))
+        grads = torch.autograd.grad(F.cross_entropy(out, second.data[1]), module.parameters())
+        torch.testing.assert_close(found, torch.cat([g.reshape(-1) for g in grads]))
+    assert not h.requires_grad
+
+
+def test_fresh_batches_start_from_the_initial_state():
+    torch.manual_seed(0)
+    first, second = batch(seed=1), batch(seed=2)
+    objective = model(Cell().double(), first)
+    carried = objective.evaluate(objective.x0, first, Memory(), functional=False).memory
+    a = objective.evaluate(objective.x0, second, carried, functional=False).gradient
+    b = objective.evaluate(objective.x0, second, Memory(), functional=False).gradient
+    assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_recurrent_models_train_in_both_engines(engine):
+    torch.manual_seed(0)
+    clients = [tuple(batch(12, seed=s).data) for s in range(3)]
+    result = fafed.train(
+        Cell().double(),
+        clients,
+        fafed.STEM(0.05),
+        rounds=2,
+        local_steps=2,
+        batch_size=4,
+        engine=engine,
+        participation=[[0, 1], [0, 1, 2]],
+    )
+    assert len(tree.leaves(result.history[-1].train_loss)) == 1
+
+
+def test_lstm_runs_in_the_loop():
+    class Reader(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm, self.out = nn.LSTM(6, 5, batch_first=True), nn.Linear(5, 3)
+
+        def forward(self, x):
+            return self.out(self.lstm(x[:, None])[0][:, -1])
+
+    clients = [tuple(batch(12, seed=s).data) for s in range(2)]
+    common = {"rounds": 1, "local_steps": 2, "batch_size": 4}
+    result = fafed.train(Reader().double(), clients, fafed.FAFED(), **common)
+    assert result.engine == "loop"
+    with pytest.raises(fafed.ConfigError, match="vmap"):
+        fafed.train(Reader().double(), clients, fafed.FAFED(), **common, engine="vmap")
+
+
+@pytest.mark.parametrize(
+    ("module", "loss", "words"),
+    [
+        (nn.Flatten(), F.cross_entropy, "no trainable parameters"),
+        (net(), lambda o, y: F.cross_entropy(o, y, reduction="none"), r"one number.*\(8,\).*mean"),
+        (net(), lambda o, y: 3.0, "one number"),
+        (net(), lambda o, y: F.mse_loss(o, y[:, None, None]), "one number|loss cannot compare"),
+        (nn.Linear(5, 3).double(), F.cross_entropy, r"cannot take a batch of shape \(8, 6\)"),
+        (nn.Sequential(nn.Linear(6, 3), nn.Linear(3, 3).double()), F.cross_entropy, "mixes"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_what_cannot_work_is_refused_when_built(module, loss, words):
+    clients = [tuple(batch(12).data)]
+    if words.startswith("one number|"):
+        loss = lambda o, y: o @ y.double()  # noqa: E731
+        words = "loss cannot compare outputs"
+    with pytest.raises(fafed.ConfigError, match=words):
+        fafed.train(
+            module, clients, fafed.FedAvg(), rounds=1, local_steps=1, batch_size=8, loss=loss
+        )
