@@ -31,7 +31,8 @@ def test_mean_accumulates_in_float64_and_casts_back():
     found = mean.value()
     assert found.a.dtype == torch.float32
     assert float(found.a) == float(torch.tensor((1.0 + 2e-8) / 3))
-    assert found.b.dtype == torch.int64 and found.b.tolist() == [3]
+    assert found.b.dtype == torch.int64
+    assert found.b.tolist() == [3]
 
 
 def test_stacked_mean_is_the_mean():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -214,7 +216,7 @@ def test_adaptivity_custom_function():
 
 def test_amsgrad_scale_never_decreases():
     states = Problem(N).shared(FAFED(adaptivity="amsgrad", beta=0.3), 4, 6)
-    for before, after in zip(states, states[1:], strict=False):
+    for before, after in itertools.pairwise(states):
         assert bool((after.v >= before.v).all())
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -81,7 +83,7 @@ def test_id22_fedams_maximum_never_decreases_and_starts_at_its_floor():
     p = Problem(N)
     states = p.shared(FedAMS(**COMMON, beta2=0.1), Q, R)
     assert bool((states[0].vhat >= 0.01**2).all())
-    for before, after in zip(states, states[1:], strict=False):
+    for before, after in itertools.pairwise(states):
         assert bool((after.vhat >= before.vhat).all())
 
 

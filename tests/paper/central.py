@@ -25,7 +25,7 @@ def superadam(x, g0, g, gamma, mu, alpha, beta, lam, T):
             m = g(t, x) + (1 - alpha(t)) * (m - g(t, before))
             v = beta * v + (1 - beta) * g(t, x) ** 2
         tilde = x - gamma * m / (v.sqrt() + lam)
-        before, x = x, (1 - mu(t)) * x + mu(t) * tilde
+        _before, x = x, (1 - mu(t)) * x + mu(t) * tilde
         xs.append(x)
     return xs
 

@@ -22,4 +22,15 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "naive": NaiveAdaptiveFedAvg,
 }
 
-__all__ = ["ALGORITHMS", *(cls.__name__ for cls in ALGORITHMS.values())]
+__all__ = [
+    "ALGORITHMS",
+    "FAFED",
+    "SCAFFOLD",
+    "STEM",
+    "FedAMS",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAvg",
+    "FedYogi",
+    "NaiveAdaptiveFedAvg",
+]
