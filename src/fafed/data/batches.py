@@ -52,6 +52,10 @@ class Source(Protocol):
     def draw(self, kinds: Sequence[Draw], client: int, step: int, steps: int) -> Draws:
         """Local steps `step`+1 .. `step`+`steps` of one client."""
 
+    @property
+    def epoch_steps(self) -> int:
+        """Local steps in one pass over a client's data."""
+
     def stackable(self, kinds: Sequence[Draw]) -> bool:
         """Whether these draws have the same shape for all clients."""
 
@@ -117,6 +121,11 @@ class Examples:
     @property
     def units(self) -> int | None:
         return None if self.batch_size == "full" else self.batch_size
+
+    @property
+    def epoch_steps(self) -> int:
+        mean = sum(self.examples) / len(self.examples)
+        return 1 if self.batch_size == "full" else max(1, round(mean / self.batch_size))
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Examples:
         def moved(leaf: Tensor) -> Tensor:

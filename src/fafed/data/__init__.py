@@ -1,0 +1,26 @@
+"""Datasets by name, ways to split them among clients, and the user's own data."""
+
+from __future__ import annotations
+
+from fafed.data.catalogue import DATASETS, Status, get, import_files, load, status
+from fafed.data.dataset import Dataset, Images, Text
+from fafed.data.own import Own, from_folder, from_function
+from fafed.data.partition import PARTITIONS, Partition, counts
+
+__all__ = [
+    "DATASETS",
+    "PARTITIONS",
+    "Dataset",
+    "Images",
+    "Own",
+    "Partition",
+    "Status",
+    "Text",
+    "counts",
+    "from_folder",
+    "from_function",
+    "get",
+    "import_files",
+    "load",
+    "status",
+]

@@ -1,0 +1,70 @@
+"""What a dataset is: its tensors once loaded, and how to come by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Pixels = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Labelled images: normalised float32 inputs (N, C, H, W) and int64 targets (N,)."""
+
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """Streams of int64 token ids; `vocabulary[i]` is the word of id i."""
+
+    train: Tensor
+    valid: Tensor
+    test: Tensor
+    vocabulary: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Download:
+    """One file as upstream serves it; any of `urls` will do."""
+
+    name: str
+    size: int
+    sha256: str
+    urls: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a dataset comes from that does not ship with fafed."""
+
+    files: Mapping[str, str]  # what the cache keeps: file name -> sha256
+    downloads: tuple[Download, ...]
+    unpack: Callable[[Path], Iterator[tuple[str, bytes]]]  # local files, any known form -> `files`
+
+
+@dataclass(frozen=True)
+class Dataset:
+    name: str
+    description: str
+    licence: str
+    read: Callable[[Path], Images | Text]  # from the folder that holds it; checks what it reads
+    origin: Origin | None = None  # None: it ships with fafed
+
+
+def labelled(
+    pixels: Pixels, labels: Pixels, mean: Sequence[float], std: Sequence[float]
+) -> tuple[Tensor, Tensor]:
+    """Pixels (N, C, H, W) in 0..255 as (x / 255 - mean) / std per channel, and their targets."""
+    inputs = torch.from_numpy(pixels).to(torch.float32).div_(255)  # one copy, then in place
+    inputs.sub_(torch.tensor(mean).view(-1, 1, 1)).div_(torch.tensor(std).view(-1, 1, 1))
+    return inputs, torch.from_numpy(labels.astype(np.int64))

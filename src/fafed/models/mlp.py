@@ -1,0 +1,34 @@
+"""A multi-layer perceptron."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from fafed.errors import ConfigError
+from fafed.models.options import positive
+
+
+class MLP(nn.Module):
+    """Flattens each example to `inputs` numbers; ReLU after every hidden layer."""
+
+    def __init__(
+        self, inputs: int = 784, hidden: Sequence[int] = (200,), outputs: int = 10
+    ) -> None:
+        super().__init__()
+        positive("MLP", inputs=inputs, outputs=outputs)
+        if not isinstance(hidden, Sequence):
+            raise ConfigError(f"MLP.hidden must be a list of widths, got {hidden!r}")
+        for width in hidden:
+            positive("MLP", hidden=width)
+        widths = [inputs, *hidden]
+        layers: list[nn.Module] = []
+        for before, after in pairwise(widths):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.layers(x.flatten(1))
+        return logits
