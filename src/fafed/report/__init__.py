@@ -1,0 +1,34 @@
+"""Reports: what runs did, as one HTML file, static pictures and a table for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fafed.report.page import page
+from fafed.report.runs import RunData, StudyData
+from fafed.report.static import figure, write_figures
+from fafed.report.tables import Row, rich_table, table
+
+__all__ = ["Row", "RunData", "StudyData", "figure", "rich_table", "table", "write"]
+
+
+def write(
+    runs: Sequence[RunData],
+    folder: Path,
+    *,
+    title: str | None = None,
+    target: float | None = None,
+    studies: Sequence[StudyData] = (),
+) -> Path:
+    """Write report.html and its static pictures into `folder`; returns the path of the page.
+
+    `target` is a value of the metric that curves are ranked by (an accuracy of 85 % is 0.85); the
+    report then says what each curve spent to reach it. Without it, one is chosen by a stated rule.
+    """
+    document = page(runs, title=title, target=target, studies=studies)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_figures(runs, folder)
+    path = folder / "report.html"
+    path.write_text(document, encoding="utf-8", newline="\n")
+    return path

@@ -1,0 +1,175 @@
+"""What can be drawn: quantities on the y axis, costs on the x axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fafed.errors import ConfigError, nearest
+from fafed.report.numbers import PERCENT, Stat, number, percent, spread
+from fafed.report.runs import RunData, flatten
+
+Json = dict[str, Any]
+Read = Callable[[Json], float | None]
+
+HIGHER_IS_BETTER = ("accuracy", "auc", "f1", "precision", "recall", "score", "r2")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A cost: what has been spent when a record was written."""
+
+    key: str
+    name: str  # on its button
+    title: str  # under the chart
+    unit: str  # "B" and "s" are shown with SI prefixes, "" is a plain count
+    read: Callable[[Json], float]
+
+
+AXES = {
+    axis.key: axis
+    for axis in (
+        Axis("rounds", "Rounds", "Rounds", "", lambda r: float(r["round"])),
+        Axis(
+            "gradients",
+            "Gradients",
+            "Gradient evaluations (one step's batch each, all clients)",
+            "",
+            lambda r: float(r["gradients"]),
+        ),
+        Axis(
+            "bytes",
+            "Bytes",
+            "Bytes sent and received, all clients",
+            "B",
+            lambda r: float(r["bytes_up"] + r["bytes_down"]),
+        ),
+        Axis(
+            "seconds",
+            "Seconds",
+            "Seconds spent in rounds, evaluation not counted",
+            "s",
+            lambda r: float(r["seconds"]),
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """Something measured: how to read it from a record, and how to write it."""
+
+    key: str
+    title: str
+    read: Read
+    higher: bool = False
+    share: bool = False  # in [0, 1], written as a percentage
+    logarithmic: bool = False  # worth a logarithmic axis
+
+    def text(self, value: float) -> str:
+        return percent(value) if self.share else number(value)
+
+    def brief(self, value: float) -> str:
+        """Without trailing zeros, for values chosen to be round."""
+        return f"{100 * value:.6g}{PERCENT}" if self.share else f"{value:.6g}"
+
+    def spread(self, stat: Stat) -> str:
+        return spread(stat, as_percent=self.share)
+
+
+TRAIN_LOSS = Quantity(
+    "train_loss", "Training loss", lambda record: record.get("train_loss"), logarithmic=True
+)
+
+
+def _names(runs: Sequence[RunData], part: str) -> list[str]:
+    """Names in records[part], in the order in which they first appear."""
+    names: dict[str, None] = {}
+    for run in runs:
+        for record in run.records:
+            names |= dict.fromkeys(record.get(part) or {})
+    return list(names)
+
+
+def _reader(part: str, name: str) -> Read:
+    return lambda record: (record.get(part) or {}).get(name)
+
+
+def _exp(read: Read) -> Read:
+    def perplexity(record: Json) -> float | None:
+        loss = read(record)
+        if loss is None:
+            return None
+        return math.exp(loss) if loss < 700 else math.inf
+
+    return perplexity
+
+
+def _metric(part: str, name: str, runs: Sequence[RunData]) -> Quantity:
+    read = _reader(part, name)
+    higher = any(word in name.lower() for word in HIGHER_IS_BETTER)
+    values = [v for run in runs for r in run.records if (v := read(r)) is not None]
+    return Quantity(
+        _key(part, name),
+        f"{part} {name}".replace("_", " ").capitalize(),
+        read,
+        higher=higher,
+        share=higher and all(0 <= v <= 1 for v in values if math.isfinite(v)),
+        logarithmic=name == "perplexity" or "loss" in name,
+    )
+
+
+def _key(part: str, name: str) -> str:
+    return name if part == "test" else f"{part}_{name}"
+
+
+def evaluated(runs: Sequence[RunData]) -> list[Quantity]:
+    """What was measured on test data, then on validation data, what matters most first.
+
+    That is the perplexity of language models, else the accuracy, else another metric of which
+    more is better, else the loss, else whatever there is.
+    """
+    found: list[Quantity] = []
+    language = all(flatten(run.config).get("model.name") == "lstm" for run in runs)
+    for part in ("test", "validation"):
+        names = _names(runs, part)
+        quantities = {name: _metric(part, name, runs) for name in names}
+        if language and "loss" in names and "perplexity" not in names:
+            quantities["perplexity"] = Quantity(
+                _key(part, "perplexity"),
+                f"{part.capitalize()} perplexity = exp(loss)",
+                _exp(_reader(part, "loss")),
+                logarithmic=True,
+            )
+        first = {"perplexity": 0, "accuracy": 1, "loss": 3}
+        order = sorted(quantities, key=lambda n: first.get(n, 2 if quantities[n].higher else 4))
+        found += [quantities[name] for name in order]
+    return found
+
+
+def diagnosed(runs: Sequence[RunData]) -> list[Quantity]:
+    """What the algorithms tell about themselves."""
+    return [
+        Quantity(name, name.replace("_", " "), _reader("diagnostics", name))
+        for name in _names(runs, "diagnostics")
+    ]
+
+
+def primary(runs: Sequence[RunData]) -> Quantity:
+    """What curves are ranked by: what `evaluated` puts first, or the training loss without any."""
+    return next(iter(evaluated(runs)), TRAIN_LOSS)
+
+
+def find_quantity(runs: Sequence[RunData], name: str) -> Quantity:
+    known = {q.key: q for q in [*evaluated(runs), TRAIN_LOSS, *diagnosed(runs)]}
+    if name not in known:
+        raise ConfigError(f"no run has a metric {name!r}; {nearest(name, known)}")
+    return known[name]
+
+
+def find_axis(name: str) -> Axis:
+    if name not in AXES:
+        raise ConfigError(f"axis {name!r} is unknown; {nearest(name, AXES)}")
+    return AXES[name]

@@ -1,0 +1,47 @@
+"""What a report is made from: runs, and the studies that chose their settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class RunData:
+    """One run: one experiment with one seed."""
+
+    name: str  # of its directory, such as "fafed-seed0"
+    config: dict[str, Any]  # nested, as in the experiment's TOML file
+    records: list[dict[str, Any]]  # Record.to_dict() of each round
+    counts: list[list[int]] | None = None  # clients x classes
+    classes: list[str] | None = None
+    finished: bool = True
+
+
+@dataclass(frozen=True)
+class StudyData:
+    """One search for good settings."""
+
+    name: str
+    parameters: list[str]
+    trials: list[dict[str, Any]]  # {"params": {...}, "value": float | None, "state": str}
+    rule: str  # how the winner was chosen, in words
+    direction: Literal["minimize", "maximize"]
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """One level: "data.partition.kind" for config["data"]["partition"]["kind"]."""
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def show(value: Any) -> str:
+    """A setting as one would write it in TOML, but strings without their quotes."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)

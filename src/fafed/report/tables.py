@@ -1,0 +1,144 @@
+"""The final numbers: one row per curve, for the page and for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from fafed.report.curves import Curve, make_curves
+from fafed.report.numbers import NOTHING, Stat, count, duration, size
+from fafed.report.quantities import TRAIN_LOSS, Quantity, evaluated
+from fafed.report.runs import RunData
+
+
+@dataclass(frozen=True)
+class Row:
+    """A curve at its last common round; `final` and `best` are by metric."""
+
+    label: str
+    seeds: int
+    rounds: int
+    train_loss: Stat | None
+    final: dict[str, Stat]
+    best: dict[str, Stat]  # each seed's best round, then the mean over seeds
+    gradients: Stat
+    bytes_up: Stat
+    bytes_down: Stat
+    seconds: Stat
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the final table; `value` is None where a column has no winner."""
+
+    title: str
+    text: Callable[[Row], str]
+    value: Callable[[Row], float | None] = lambda row: None
+    higher: bool = False
+
+
+def table(runs: Sequence[RunData]) -> list[Row]:
+    """One row per curve, in the order of the runs."""
+    quantities = evaluated(runs)
+    return [_row(curve, quantities) for curve in make_curves(runs)]
+
+
+def _row(curve: Curve, quantities: Sequence[Quantity]) -> Row:
+    last = curve.records[-1]
+
+    def cost(name: str) -> Stat:
+        return Stat.of([float(record[name]) for record in last])
+
+    final, best = {}, {}
+    for quantity in quantities:
+        if (stat := _final(curve, quantity)) is not None:
+            final[quantity.key] = stat
+        if values := curve.series(quantity).finite().values:
+            pick = max if quantity.higher else min
+            best[quantity.key] = Stat.of([pick(seed) for seed in zip(*values, strict=True)])
+    return Row(
+        label=curve.label,
+        seeds=len(curve.runs),
+        rounds=curve.rounds,
+        train_loss=_final(curve, TRAIN_LOSS),
+        final=final,
+        best=best,
+        gradients=cost("gradients"),
+        bytes_up=cost("bytes_up"),
+        bytes_down=cost("bytes_down"),
+        seconds=cost("seconds"),
+    )
+
+
+def _final(curve: Curve, quantity: Quantity) -> Stat | None:
+    values = curve.series(quantity).values
+    return Stat.of(values[-1]) if values else None
+
+
+def columns(quantities: Sequence[Quantity]) -> list[Column]:
+    """The columns for these quantities; only the first one also shows its best round."""
+
+    def measured(title: str, quantity: Quantity, get: Callable[[Row], Stat | None]) -> Column:
+        def text(row: Row) -> str:
+            stat = get(row)
+            return NOTHING if stat is None else quantity.spread(stat)
+
+        def value(row: Row) -> float | None:
+            stat = get(row)
+            return None if stat is None else stat.mean
+
+        return Column(title, text, value, quantity.higher)
+
+    def final(key: str) -> Callable[[Row], Stat | None]:
+        return lambda row: row.final.get(key)
+
+    def best(key: str) -> Callable[[Row], Stat | None]:
+        return lambda row: row.best.get(key)
+
+    found = []
+    for i, quantity in enumerate(quantities):
+        name = quantity.title.split(" = ")[0].lower()
+        found.append(measured(f"Final {name}", quantity, final(quantity.key)))
+        if i == 0:
+            found.append(measured(f"Best {name}", quantity, best(quantity.key)))
+    return [
+        *found,
+        measured("Final training loss", TRAIN_LOSS, lambda row: row.train_loss),
+        Column("Seeds", lambda row: count(row.seeds)),
+        Column("Rounds", lambda row: count(row.rounds)),
+        Column("Gradients", lambda row: count(row.gradients.mean)),
+        Column("Sent up", lambda row: size(row.bytes_up.mean)),
+        Column("Sent down", lambda row: size(row.bytes_down.mean)),
+        Column("Time", lambda row: duration(row.seconds.mean)),
+    ]
+
+
+def winner(values: Sequence[float | None], higher: bool) -> int | None:
+    """Where the best value is; None if there is no contest."""
+    # x == x is false for NaN: a diverged curve cannot win.
+    known = [(value, i) for i, value in enumerate(values) if value is not None and value == value]
+    if not known or len(values) < 2:
+        return None
+    return max(known, key=lambda pair: pair[0] if higher else -pair[0])[1]
+
+
+def rich_table(runs: Sequence[RunData], title: str | None = None) -> Table:
+    """The final table for a terminal, best values in bold."""
+    rows, found = table(runs), columns(evaluated(runs))
+    winners: list[Any] = [winner([c.value(row) for row in rows], c.higher) for c in found]
+    result = Table(title=title, caption="mean ± standard deviation over seeds")
+    result.add_column("Algorithm", overflow="fold")
+    for column in found:
+        result.add_column(column.title, justify="right")
+    for i, row in enumerate(rows):
+        # Text, not str: a label with square brackets is no markup.
+        cells = [
+            Text(column.text(row), style="bold" if best == i else "")
+            for column, best in zip(found, winners, strict=True)
+        ]
+        result.add_row(Text(row.label), *cells)
+    return result

@@ -1,0 +1,88 @@
+"""What it costs to reach a target: rounds, gradients, bytes and seconds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fafed.errors import ConfigError
+from fafed.report.curves import Curve
+from fafed.report.numbers import Stat
+from fafed.report.quantities import AXES, Quantity
+
+WAY = 0.9  # the automatic target: this far from the start to the best end
+
+
+@dataclass(frozen=True)
+class Target:
+    quantity: Quantity
+    value: float
+    rule: str  # where the value comes from, in words
+
+    def met(self, value: float) -> bool:
+        return value >= self.value if self.quantity.higher else value <= self.value
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How many seeds of a curve met the target and, if all did, what they had spent by then."""
+
+    label: str
+    seeds: int
+    reached: int
+    costs: dict[str, Stat]  # by axis; empty unless every seed met the target
+
+
+def choose_target(
+    curves: Sequence[Curve], quantity: Quantity, value: float | None = None
+) -> Target | None:
+    """The given target, else one by rule; None if the quantity never got better."""
+    ends = [series for curve in curves if (series := curve.series(quantity).finite()).values]
+    if value is not None:
+        if not math.isfinite(value) or (quantity.share and not 0 <= value <= 1):
+            cure = "give a share between 0 and 1 (85 % is 0.85)" if quantity.share else "be finite"
+            raise ConfigError(f"target for {quantity.title.lower()} is {value}: it must {cure}")
+        return Target(quantity, value, "as asked for") if ends else None
+    if not ends:
+        return None
+    start = statistics.fmean(series.mean[0] for series in ends)
+    best = (max if quantity.higher else min)(series.mean[-1] for series in ends)
+    if best == start or (best > start) != quantity.higher:
+        return None  # nothing was gained, so there is no way to go
+    value = _rounded(start + WAY * (best - start), quantity)
+    return Target(
+        quantity,
+        value,
+        f"chosen automatically, {100 * WAY:.0f} % of the way from where the curves start "
+        f"({quantity.text(start)} on average) to the best final value ({quantity.text(best)})",
+    )
+
+
+def _rounded(value: float, quantity: Quantity) -> float:
+    """Three digits, towards the easier side: a rounded target must not become unreachable."""
+    if value == 0:
+        return value
+    unit = 10.0 ** (math.floor(math.log10(abs(value))) - 2)
+    steps = value / unit
+    easier = math.floor(steps + 1e-9) if quantity.higher else math.ceil(steps - 1e-9)
+    return round(easier * unit, 12)
+
+
+def reaches(curves: Sequence[Curve], target: Target) -> list[Reach]:
+    return [_reach(curve, target) for curve in curves]
+
+
+def _reach(curve: Curve, target: Target) -> Reach:
+    firsts = []
+    for run in curve.runs:
+        for record in run.records:
+            value = target.quantity.read(record)
+            if value is not None and target.met(value) and record["round"] <= curve.rounds:
+                firsts.append(record)
+                break
+    costs = {}
+    if len(firsts) == len(curve.runs):
+        costs = {key: Stat.of([axis.read(r) for r in firsts]) for key, axis in AXES.items()}
+    return Reach(curve.label, len(curve.runs), len(firsts), costs)
