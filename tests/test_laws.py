@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from problem import Problem, close, robust
 
 from fafed import ALGORITHMS, SCAFFOLD, ConfigError, tree
 from fafed.data.batches import Examples
 from fafed.objective import Function
 from fafed.training import build
-from problem import Problem, close, robust
 
 # Vectors up and down in a round, in the opening, and gradients per step: the specification's table.
 TABLE = {

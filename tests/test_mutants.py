@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from paper.fafed import fafed as transcribed
+from problem import Problem, close
 from torch import nn
 
 import fafed
 from fafed import FAFED
 from fafed.algorithms.fafed import Local, Message
 from fafed.schedules import at
-from paper.fafed import fafed as transcribed
-from problem import Problem, close
 
 N, Q, R = 4, 4, 5
 

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, Protocol, Self
 import torch
 from torch import Tensor
 
+from fafed import tree
 from fafed.errors import ConfigError, nearest
 from fafed.schedules import Schedule
 
@@ -105,6 +106,15 @@ class Algorithm(ABC):
         """Whether all clients must take part in every round."""
         return False
 
+    @property
+    def population(self) -> int | None:
+        """How many clients there must be; None if any number will do."""
+        return None
+
+    def message_bytes(self, message: Any) -> int:
+        """What a message weighs on a wire: less than its vectors if they are compressed."""
+        return tree.nbytes(message)
+
     def regroup(self, shared: Any) -> Any:
         """The shared state for a round whose clients are not those of the last one."""
         return shared
@@ -173,6 +183,13 @@ def at_least(low: float, *, schedule: bool = False) -> Rule:
 def between(low: float, high: float, *, schedule: bool = False) -> Rule:
     return Rule(
         f"a number in [{low:g}, {high:g}]", lambda v: _number(v) and low <= v <= high, schedule
+    )
+
+
+def integer(low: int) -> Rule:
+    return Rule(
+        f"an integer >= {low}",
+        lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= low,
     )
 
 

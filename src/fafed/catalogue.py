@@ -74,8 +74,9 @@ def _paper(cls: type[Algorithm]) -> str:
     return str(citations[0][1]) if citations else first
 
 
-def _costs(algorithm: Algorithm, clients: int = 2, d: int = 16, q: int = 4) -> tuple[float, ...]:
+def _costs(algorithm: Algorithm, d: int = 16, q: int = 4) -> tuple[float, ...]:
     """Run two rounds on a tiny problem and look at the second."""
+    clients = algorithm.population or 2
     x0 = torch.ones(d)
     pool = (torch.arange(clients * d, dtype=torch.float32).reshape(-1, d) / d,)
     source = Examples(pool, np.split(np.arange(clients), clients), batch_size=1)

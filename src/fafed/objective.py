@@ -49,6 +49,9 @@ class Objective(Protocol):
     def start(self) -> Memory:
         """The memory of a client before its first evaluation."""
 
+    def hidden_like(self) -> Any:
+        """Something of the shape of a carried recurrent state."""
+
     def evaluate(self, x: Tensor, batch: Batch, memory: Memory, *, functional: bool) -> Evaluation:
         """Gradient and loss at x. `functional`: with torch.func, which vmap can see through."""
 
@@ -102,6 +105,9 @@ class Function(_Differentiable):
 
     def start(self) -> Memory:
         return Memory()
+
+    def hidden_like(self) -> Any:
+        return ()
 
     def _loss(self, x: Tensor, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]:
         return self.f(x, batch.data), memory
@@ -157,6 +163,9 @@ class Model(_Differentiable):
     def start(self) -> Memory:
         buffers = dict(self.module.named_buffers())
         return Memory(tuple(buffers[n].detach().clone() for n in self.buffer_names))
+
+    def hidden_like(self) -> Any:
+        return self.module.initial_state(1) if self.recurrent else ()  # type: ignore[operator]
 
     def probe(self, batch: Batch) -> None:
         """Try one batch, so that what cannot work is refused before the first round, and see

@@ -21,6 +21,7 @@ class Record:
     clients: int  # how many answered in this round
     train_loss: float | None  # mean over clients and local steps; None if nobody answered
     test: Mapping[str, float] = field(default_factory=dict)  # loss and metrics; {} if not measured
+    validation: Mapping[str, float] = field(default_factory=dict)  # the same on held-out data
     diagnostics: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -29,11 +30,11 @@ class Record:
     def flat(self) -> dict[str, Any]:
         """One level: test_accuracy for test["accuracy"], and the diagnostics by their names."""
         row: dict[str, Any] = self.to_dict()
-        test, diagnostics = row.pop("test"), row.pop("diagnostics")
-        flat: dict[str, Any] = (
-            row | {f"test_{name}": value for name, value in test.items()} | diagnostics
-        )
-        return flat
+        nested = {part: row.pop(part) for part in ("test", "validation")}
+        row |= row.pop("diagnostics")
+        for part, values in nested.items():
+            row |= {f"{part}_{name}": value for name, value in values.items()}
+        return row
 
 
 class History(list[Record]):

@@ -25,6 +25,9 @@ from fafed.records import History, Record
 log = logging.getLogger("fafed")
 
 
+Measure = Callable[[Tensor, tuple[Tensor, ...]], Mapping[str, Mapping[str, float]]]
+
+
 class State(NamedTuple):
     """The server's side of a run between two rounds."""
 
@@ -67,7 +70,7 @@ class Run:
         rounds: int,
         local_steps: int,
         cohort: Cohort | None = None,
-        measure: Callable[[Tensor, tuple[Tensor, ...]], Mapping[str, float]] | None = None,
+        measure: Measure | None = None,
         measure_every: int = 1,
     ) -> None:
         for name, value in [
@@ -85,6 +88,11 @@ class Run:
         self.measure = measure
         self.measure_every = measure_every
         self.state = State(algorithm.init(x0), buffers, 0, (), Totals())
+        if algorithm.population not in (None, engine.population):
+            raise ConfigError(
+                f"{algorithm} runs with {algorithm.population} client, got {engine.population}: "
+                "put all data into one client, or use a federated algorithm"
+            )
         if algorithm.everyone and not self.cohort.always_everyone:
             raise ConfigError(
                 f"{algorithm} needs every client in every round, but participation="
@@ -145,7 +153,7 @@ class Run:
         shared, buffers, number, _, totals = self.state
         last = number == self.rounds
         wanted = self.measure and (last or number % self.measure_every == 0)
-        test = self.measure(shared.x, buffers) if self.measure and wanted else {}
+        measured = self.measure(shared.x, buffers) if self.measure and wanted else {}
         seen = self.algorithm.diagnostics(shared)
         return Record(
             round=number,
@@ -153,7 +161,8 @@ class Run:
             **totals._asdict(),
             clients=clients,
             train_loss=loss,
-            test=dict(test),
+            test=dict(measured.get("test", {})),
+            validation=dict(measured.get("validation", {})),
             diagnostics={name: float(value) for name, value in seen.items()},
         )
 

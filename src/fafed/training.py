@@ -80,9 +80,10 @@ def train(
             for t in data
         )
 
-    def measure(x: Tensor, buffers: tuple[Tensor, ...]) -> Mapping[str, float]:
+    def measure(x: Tensor, buffers: tuple[Tensor, ...]) -> Mapping[str, Mapping[str, float]]:
         assert evaluation is not None
-        return objective.measure(x, buffers, objectives.chunks(evaluation), metrics or {})
+        batches = objectives.chunks(evaluation)
+        return {"test": objective.measure(x, buffers, batches, metrics or {})}
 
     run = build(
         algorithm,

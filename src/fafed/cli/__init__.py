@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
-from typing import Annotated
+import os
+import sys
+from pathlib import Path
 
 import typer
+
+from fafed.cli import data, runs
+from fafed.cli.lists import algorithms, presets
 
 app = typer.Typer(
     name="fafed",
@@ -15,50 +18,27 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
-
-
-@app.callback()
-def root() -> None:
-    """Federated optimisation in PyTorch."""
-
-
-@app.command()
-def algorithms(as_json: Json = False) -> None:
-    """List the algorithms: paper, hyper-parameters, cost."""
-    from fafed.catalogue import cards
-
-    found = cards()
-    if as_json:
-        typer.echo(json.dumps([asdict(card) for card in found], indent=2, default=repr))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title="Algorithms", caption="vectors up/down: per client and round", expand=False)
-    for column in ("name", "paper", "hyper-parameters and defaults"):
-        table.add_column(column, overflow="fold")
-    for column in ("up", "down", "gradients\nper step"):
-        table.add_column(column, justify="right")
-    for card in found:
-        settings = "\n".join(f"{s.name} = {s.default!r}" for s in card.settings)
-        costs = (f"{value:g}" for value in (card.up, card.down, card.gradients))
-        paper = card.paper.replace(", http", "\nhttp").replace("https://", "")
-        table.add_row(f"[bold]{card.name}[/bold]", paper, settings, *costs, end_section=True)
-    Console().print(table)
+app.command()(runs.run)
+app.command()(runs.compare)
+app.command()(runs.resume)
+app.command()(runs.tune)
+app.command("runs")(runs.list_runs)
+app.command()(runs.report)
+app.command()(presets)
+app.command()(algorithms)
+app.add_typer(data.app, name="data")
 
 
 def main() -> None:
-    """Entry point: our own errors become one paragraph and exit code 2."""
+    """Entry point. Exit codes: 0 done, 1 a run diverged, 2 bad input, 130 interrupted."""
     from fafed.errors import FafedError
 
+    sys.path.insert(0, str(Path.cwd()))  # "module:function" may name a file beside the user
     try:
         app()
     except FafedError as error:
         typer.secho(f"error: {error}", fg="red", err=True)
-        raise SystemExit(2) from error
-
-
-if __name__ == "__main__":
-    main()
+        raise SystemExit(1 if type(error).__name__ == "Diverged" else 2) from error
+    except BrokenPipeError:  # the reader of a pipe, such as head, has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from None

@@ -146,7 +146,7 @@ class Simulation:
             new[client] = ClientState(local, self._carried(exchange, client, oracle.after.hidden))
             loss += self.weights[client] * float(oracle.loss)
             work.add(oracle)
-            up = tree.nbytes((message, oracle.after.buffers))
+            up = self._weight(message, oracle.after.buffers)
         return new, loss, work, up
 
     # Clients side by side under vmap, in groups that fit the cache.
@@ -174,7 +174,7 @@ class Simulation:
             mean.add_stacked((message, memory.buffers), weights.to(losses.device))
             loss += float(weights.to(losses) @ losses)
             work.add(oracle, len(group))
-            up = tree.nbytes(tree.take((message, memory.buffers), 0))
+            up = self._weight(*tree.take((message, memory.buffers), 0))
         return new, loss, work, up
 
     def _group(
@@ -217,6 +217,9 @@ class Simulation:
         draws = self.source.draw(exchange.draw, client, step, self.steps)
         device = self.objective.x0.device
         return draws if device.type == "cpu" else tree.map(lambda leaf: leaf.to(device), draws)
+
+    def _weight(self, message: Any, buffers: tuple[Tensor, ...]) -> int:
+        return self.algorithm.message_bytes(message) + tree.nbytes(buffers)
 
     def _state(self, client: int, x: Tensor) -> ClientState:
         return self.states[client] or ClientState(self.algorithm.join(x), ())

@@ -1,0 +1,62 @@
+"""What there is: algorithms and presets."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import asdict
+
+import typer
+
+from fafed.cli.options import Json, print_json
+
+
+def algorithms(as_json: Json = False) -> None:
+    """List the algorithms: paper, hyper-parameters, cost."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from fafed.catalogue import cards
+
+    found = cards()
+    if as_json:
+        print_json([asdict(card) for card in found])
+        return
+    table = Table(title="Algorithms", caption="vectors up/down: per client and round")
+    for column in ("name", "paper", "hyper-parameters and defaults"):
+        table.add_column(column, overflow="fold")
+    for column in ("up", "down", "gradients\nper step"):
+        table.add_column(column, justify="right")
+    for card in found:
+        settings = "\n".join(f"{s.name} = {s.default!r}" for s in card.settings)
+        costs = (f"{value:g}" for value in (card.up, card.down, card.gradients))
+        paper = card.paper.replace(", http", "\nhttp").replace("https://", "")
+        table.add_row(f"[bold]{card.name}[/bold]", paper, settings, *costs, end_section=True)
+    Console().print(table)
+
+
+def presets(
+    name: str = typer.Argument(None, help="Print this preset's TOML."), as_json: Json = False
+) -> None:
+    """List the experiments that ship with fafed, or print one."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from fafed.errors import ConfigError, nearest
+    from fafed.experiment import presets as texts
+
+    known = texts()
+    if name is not None:
+        if name not in known:
+            raise ConfigError(f"no preset is called {name!r}; {nearest(name, known)}")
+        typer.echo(known[name], nl=False)
+        return
+    if as_json:
+        print_json({preset: tomllib.loads(text) for preset, text in known.items()})
+        return
+    table = Table("name", "what", "clients", "b", "q", "rounds", title="Presets")
+    for preset, text in known.items():
+        content = tomllib.loads(text)
+        what = text.splitlines()[0].removeprefix("# ")
+        numbers = (content[k] for k in ("batch_size", "local_steps", "rounds"))
+        table.add_row(preset, what, str(content["data"]["clients"]), *map(str, numbers))
+    Console().print(table)

@@ -1,0 +1,283 @@
+"""Running, resuming, comparing, tuning, reporting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fafed.cli.options import (
+    CORES,
+    ROOT,
+    Changes,
+    Jobs,
+    Json,
+    Name,
+    Root,
+    interruptible,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from fafed.experiment import Experiment
+    from fafed.report.runs import StudyData
+    from fafed.rundir import RunDir
+
+PAPERS_SIX = "fedavg,scaffold,stem,fedadam,fedams,fafed"
+Track = Annotated[
+    str | None, typer.Option(help="Also send records to tensorboard:DIR, mlflow:URI, wandb:NAME.")
+]
+
+
+def run(
+    experiment: Name,
+    changes: Changes = None,
+    root: Root = ROOT,
+    track: Track = None,
+    as_json: Json = False,
+) -> None:
+    """Run one experiment; one that was begun goes on, one that is finished is not repeated."""
+    from fafed.experiment import Experiment
+    from fafed.rundir import RunDir
+
+    found = Experiment.read(experiment, changes or ())
+    _run(found, RunDir.of(found, root), as_json, track)
+
+
+def resume(
+    place: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    track: Track = None,
+    as_json: Json = False,
+) -> None:
+    """Go on with a run from its last checkpoint."""
+    from fafed.rundir import RunDir
+
+    found = RunDir(place)
+    _run(found.experiment(), found, as_json, track)
+
+
+def _run(experiment: Experiment, place: RunDir, as_json: bool, track: str | None) -> None:
+    from fafed.progress import Display
+    from fafed.records import Record
+    from fafed.rundir import execute
+    from fafed.trackers import open_tracker
+
+    if place.finished():
+        typer.echo(f"already finished: {place.path}", err=True)
+    else:
+        label = place.path.name
+        tracker = open_tracker(track, label, experiment.to_dict()) if track else None
+        with interruptible(), Display(quiet=as_json) as display:
+
+            def show(record: Record) -> None:
+                display.update(label, experiment.rounds, record)
+                if tracker:
+                    tracker.record(record)
+
+            try:
+                display.update(label, experiment.rounds, None)
+                execute(experiment, place, show)
+            finally:
+                if tracker:
+                    tracker.close()
+    last = place.records()[-1]
+    if as_json:
+        print_json({"run": str(place.path), "finished": place.finished(), "last": last.to_dict()})
+        return
+    typer.echo(f"{place.path}")
+    measured = "  ".join(f"{name} {value:.4f}" for name, value in last.test.items())
+    loss = "none" if last.train_loss is None else f"{last.train_loss:.4f}"
+    typer.echo(f"round {last.round}: train loss {loss}  test {measured or 'not measured'}")
+
+
+def compare(
+    experiment: Name,
+    algorithms: Annotated[str, typer.Option(help="Names, separated by commas.")] = PAPERS_SIX,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds per algorithm.")] = 1,
+    changes: Changes = None,
+    root: Root = ROOT,
+    jobs: Jobs = CORES,
+    output: Annotated[Path | None, typer.Option("-o", help="Folder of the report.")] = None,
+    target: Annotated[float | None, typer.Option(help="Accuracy to reach.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run algorithms x seeds, skip what is done, and end with a table and a report."""
+    from fafed.experiment import Experiment
+    from fafed.jobs import grid, run_all
+    from fafed.progress import Display
+
+    found = Experiment.read(experiment, changes or ())
+    names = [name.strip() for name in algorithms.split(",") if name.strip()]
+    plan = grid(found, names, seeds)
+    with interruptible(), Display(quiet=as_json) as display:
+        places = run_all(plan, root, jobs, display.tick)
+    folder = output or root / found.name
+    _report(places, folder, as_json, title=f"Comparison: {found.name}", target=target)
+
+
+def tune(
+    experiment: Name,
+    algorithms: Annotated[str, typer.Option(help="Names, separated by commas.")] = PAPERS_SIX,
+    rule: Annotated[str, typer.Option(help="train_loss or validation.")] = "train_loss",
+    sampler: Annotated[str, typer.Option(help="grid or tpe.")] = "grid",
+    trials: Annotated[int | None, typer.Option(min=1, help="At most so many trials.")] = None,
+    prune: Annotated[bool, typer.Option(help="Stop trials below the median early.")] = False,
+    storage: Annotated[str | None, typer.Option(help="A database address to share.")] = None,
+    changes: Changes = None,
+    root: Root = ROOT,
+    jobs: Jobs = CORES,
+    as_json: Json = False,
+) -> None:
+    """Search the algorithms' grids; ends with a table, a report and a TOML file of the best."""
+    from fafed.errors import ConfigError
+    from fafed.experiment import Experiment
+    from fafed.report import write
+    from fafed.rundir import RunDir
+    from fafed.tuning import best, explained
+    from fafed.tuning import tune as search
+
+    for option, value, allowed in [
+        ("--rule", rule, ("train_loss", "validation")),
+        ("--sampler", sampler, ("grid", "tpe")),
+    ]:
+        if value not in allowed:
+            raise ConfigError(f"{option} must be {' or '.join(allowed)}, got {value!r}")
+    found = Experiment.read(experiment, changes or ())
+    studies, settings = [], {}
+    for name in (name.strip() for name in algorithms.split(",")):
+        with interruptible():
+            done = search(
+                found,
+                name,
+                root,
+                rule=rule,  # type: ignore[arg-type]
+                sampler=sampler,  # type: ignore[arg-type]
+                trials=trials,
+                prune=prune,
+                storage=storage,
+                jobs=jobs,
+                on_trial=None if as_json else _tell,
+            )
+        studies.append(done)
+        settings[name] = dict(best(done))
+    tuned = found.changed(settings={**found.settings, **settings}).with_algorithm(
+        found.algorithm.name
+    )
+    path = root / found.name / "best.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"# Chosen by: {explained(rule)}.\n\n{tuned.to_toml()}", "utf-8")  # type: ignore[arg-type]
+    runs = [
+        RunDir.of(found.with_algorithm(name, **chosen), root / found.name / f"tune-{name}").data()
+        for name, chosen in settings.items()
+    ]
+    folder = root / found.name / "tuning"
+    page = write(runs, folder, title=f"Tuning: {found.name}", studies=studies)
+    if as_json:
+        print_json({"rule": rule, "best": settings, "toml": str(path), "report": str(page)})
+        return
+    _study_tables(studies)
+    typer.echo(f"chosen by: {explained(rule)}\nbest settings: {path}\nreport: {page}")  # type: ignore[arg-type]
+
+
+def _tell(study: StudyData) -> None:
+    values = [t["value"] for t in study.trials if t["value"] is not None]
+    if values:
+        choose = min if study.direction == "minimize" else max
+        typer.echo(f"{study.name}: {len(study.trials)} trials, best {choose(values):.4f}", err=True)
+
+
+def _study_tables(studies: Sequence[StudyData]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    for study in studies:
+        table = Table(*study.parameters, "value", title=study.name)
+        finished = [t for t in study.trials if t["value"] is not None]
+        ranked = sorted(finished, key=lambda t: t["value"], reverse=study.direction == "maximize")
+        for trial in ranked[:5]:
+            shown = (f"{trial['params'][name]:.4g}" for name in study.parameters)
+            table.add_row(*shown, f"{trial['value']:.4f}")
+        Console().print(table)
+
+
+def list_runs(root: Root = ROOT, as_json: Json = False) -> None:
+    """List the runs below the folder of run directories."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from fafed.rundir import all_runs
+
+    rows: list[dict[str, Any]] = []
+    for place in all_runs(root):
+        experiment, records = place.experiment(), place.records()
+        last = records[-1] if records else None
+        state = "finished" if place.finished() else ("diverged" if place.failure() else "stopped")
+        rows.append(
+            {
+                "run": str(place.path),
+                "algorithm": experiment.algorithm.name,
+                "seed": experiment.seed,
+                "round": last.round if last else 0,
+                "rounds": experiment.rounds,
+                "state": state,
+                "train_loss": last.train_loss if last else None,
+                "test": next((r.test for r in reversed(records) if r.test), {}),
+            }
+        )
+    if as_json:
+        print_json(rows)
+        return
+    if not rows:
+        typer.echo(f"no runs below {root}; `fafed run fashion-mnist-high` makes one")
+        return
+    table = Table("run", "round", "state", "train loss", "test")
+    for row in rows:
+        loss = "" if row["train_loss"] is None else f"{row['train_loss']:.4f}"
+        test = " ".join(f"{k} {v:.4f}" for k, v in row["test"].items())
+        table.add_row(row["run"], f"{row['round']}/{row['rounds']}", row["state"], loss, test)
+    Console().print(table)
+
+
+def report(
+    places: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Run directories.")],
+    output: Annotated[Path, typer.Option("-o", help="Folder of the report.")] = Path("report"),
+    title: Annotated[str | None, typer.Option()] = None,
+    target: Annotated[float | None, typer.Option(help="Accuracy to reach.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write an HTML report and pictures of these runs (folders of runs are searched)."""
+    from fafed.errors import ConfigError
+    from fafed.rundir import all_runs
+
+    found = [run for path in places for run in all_runs(path)]
+    if not found:
+        raise ConfigError(
+            f"no runs below {', '.join(map(str, places))}: give run directories or folders of them"
+        )
+    _report(found, output, as_json, title=title, target=target)
+
+
+def _report(
+    places: Sequence[RunDir],
+    folder: Path,
+    as_json: bool,
+    *,
+    title: str | None,
+    target: float | None,
+) -> None:
+    from rich.console import Console
+
+    from fafed.report import rich_table, table, write
+
+    for place in places:
+        if (why := place.failure()) is not None:
+            typer.echo(f"{place.path.name}: {why}", err=True)
+    runs = [data for data in (place.data() for place in places) if data.records]
+    page = write(runs, folder, title=title, target=target)
+    if as_json:
+        print_json({"report": str(page), "rows": [vars(row) for row in table(runs)]})
+        return
+    Console().print(rich_table(runs))
+    typer.echo(f"report: {page}")

@@ -1,0 +1,97 @@
+"""Many runs at once: a grid of experiments on a few processes, each in its own directory.
+
+What is finished is skipped, what was begun goes on, so a comparison that was killed and started
+again ends as if it had been left alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from pathlib import Path
+
+from fafed.errors import FafedError
+from fafed.experiment import Experiment
+from fafed.rundir import RunDir, execute
+
+OnTick = Callable[[Sequence[RunDir]], None]  # called now and then with the runs under way
+
+
+def grid(experiment: Experiment, algorithms: Sequence[str], seeds: int) -> list[Experiment]:
+    """Every algorithm with its own settings, for seeds s, s+1, ..."""
+    first = experiment.seed
+    return [
+        experiment.with_algorithm(name).changed(seed=seed)
+        for name, seed in itertools.product(algorithms, range(first, first + seeds))
+    ]
+
+
+def run_all(
+    experiments: Sequence[Experiment], root: Path, jobs: int, on_tick: OnTick | None = None
+) -> list[RunDir]:
+    """Run what is not finished yet, `jobs` at a time; returns the directories in the same order.
+
+    A run that diverges does not stop the others; its directory says why it ended.
+    """
+    places = [RunDir.of(experiment, root) for experiment in experiments]
+    todo = [
+        (experiment, place)
+        for experiment, place in zip(experiments, places, strict=True)
+        if not place.finished() and place.failure() is None
+    ]
+    if not todo:
+        return places
+    context = multiprocessing.get_context("spawn")
+    workers = min(jobs, len(todo))
+    pool = ProcessPoolExecutor(
+        workers, mp_context=context, initializer=follow, initargs=(os.getpid(),)
+    )
+    try:
+        futures = {pool.submit(_work, e.to_dict(), str(p.path)): p for e, p in todo}
+        pending = set(futures)
+        while pending:
+            done, pending = wait(pending, timeout=0.3, return_when=FIRST_COMPLETED)
+            for future in done:
+                _raise_unless_diverged(future)
+            if on_tick:
+                on_tick([futures[f] for f in futures if f in pending or f in done])
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in list(pool._processes.values()):
+            process.terminate()  # its checkpoint is on disk
+        raise
+    pool.shutdown()
+    return places
+
+
+def _work(content: dict[str, object], path: str) -> str | None:
+    """In a worker: one run. Returns what went wrong, if the run diverged."""
+    from fafed.run import Diverged
+
+    try:
+        execute(Experiment.of(content), RunDir(Path(path)))
+    except Diverged as error:
+        return str(error)
+    return None
+
+
+def _raise_unless_diverged(future: Future[str | None]) -> None:
+    error = future.exception()
+    if error is not None:
+        raise error if isinstance(error, FafedError) else FafedError(f"a run failed: {error!r}")
+
+
+def follow(parent: int) -> None:
+    """End with the parent, however it ends: an orphan would go on holding its run's lock."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,200 @@
+"""From an experiment to a run: data, partition, model, objective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fafed import data as datasets
+from fafed import metrics, models, objective, plugins, randomness
+from fafed.algorithm import Batch
+from fafed.data import partition
+from fafed.data.batches import Examples, Source, examples_of
+from fafed.data.streams import Streams, passage
+from fafed.errors import ConfigError, nearest
+from fafed.experiment import Experiment
+from fafed.run import Run
+from fafed.training import build
+
+LOSSES: dict[str, objective.Loss] = {
+    "cross_entropy": F.cross_entropy,
+    "token_cross_entropy": models.token_cross_entropy,
+    "mse": F.mse_loss,
+}
+METRICS: dict[str, objective.Metric] = {"accuracy": metrics.accuracy}
+
+
+class Shards(NamedTuple):
+    """The data of an experiment: what the clients draw from, and what is only looked at."""
+
+    source: Source
+    held_out: Mapping[str, Callable[[], Iterable[Batch]]]  # "test", "validation"
+    counts: list[list[int]] | None  # clients x classes
+    classes: list[str] | None
+    text: bool
+
+
+class Prepared(NamedTuple):
+    run: Run
+    objective: objective.Model
+    shards: Shards
+
+
+def prepare(experiment: Experiment, engine: str | None = None) -> Prepared:
+    """Everything loaded, checked and ready for the first round."""
+    torch.set_num_threads(experiment.threads)
+    shards = shard(experiment)
+    module = models.build(experiment.model.name, seed=experiment.seed, **experiment.model.options)
+    goal = objective.Model(
+        module,
+        _loss(experiment.loss, shards.text),
+        clip=experiment.clip,
+        weight_decay=experiment.weight_decay,
+        device=experiment.device,
+    )
+    chosen = {} if shards.text else {name: _metric(name) for name in experiment.metrics}
+
+    def measure(x: Tensor, buffers: tuple[Tensor, ...]) -> dict[str, dict[str, float]]:
+        return {
+            part: goal.measure(x, buffers, _moved(batches(), goal), chosen)
+            for part, batches in shards.held_out.items()
+        }
+
+    run = build(
+        experiment.algorithm_object(shards.source.epoch_steps),
+        goal,
+        shards.source,
+        rounds=experiment.rounds,
+        local_steps=experiment.local_steps,
+        seed=experiment.seed,
+        engine=engine or experiment.engine,
+        weights=experiment.weights,
+        participation=experiment.participation,
+        failure=experiment.failure,
+        measure=measure if shards.held_out else None,
+        measure_every=experiment.eval_every,
+    )
+    return Prepared(run, goal, shards)
+
+
+def shard(experiment: Experiment) -> Shards:
+    """Load the data and deal it out."""
+    wanted = experiment.data
+    if wanted.function is not None:
+        return _own(experiment, datasets.from_function(wanted.function, **wanted.options))
+    if wanted.folder is not None:
+        return _own(experiment, datasets.from_folder(wanted.folder))
+    assert wanted.name is not None
+    loaded = _loaded(wanted.name)
+    if isinstance(loaded, datasets.Text):
+        return _text(experiment, loaded)
+    return _images(experiment, loaded)
+
+
+@lru_cache(maxsize=2)  # the runs of a comparison share their data
+def _loaded(name: str) -> datasets.Images | datasets.Text:
+    return datasets.load(name)
+
+
+def _images(experiment: Experiment, images: datasets.Images) -> Shards:
+    wanted = experiment.data
+    labels = images.train[1].numpy()
+    kept, held = _held_out(len(labels), wanted.validation, experiment.seed)
+    how = partition.build(dataset=wanted.name, **wanted.partition)
+    parts = [kept[p] for p in how.split(labels[kept], wanted.clients, experiment.seed)]
+    source = Examples(images.train, parts, **_sizes(experiment))
+    held_out = {"test": _chunks(images.test)}
+    if len(held):
+        rows = torch.from_numpy(held)
+        held_out["validation"] = _chunks(tuple(part[rows] for part in images.train))
+    counts = datasets.counts(labels, parts, len(images.classes)).tolist()
+    return Shards(source, held_out, counts, list(images.classes), text=False)
+
+
+def _text(experiment: Experiment, text: datasets.Text) -> Shards:
+    wanted = experiment.data
+    how = partition.build("contiguous")
+    parts = how.split(np.arange(len(text.train)), wanted.clients, experiment.seed)
+    sizes = _sizes(experiment)
+    source = Streams(text.train, parts, bptt=wanted.bptt, **sizes)
+    held_out = {
+        "test": lambda: passage(text.test, bptt=wanted.bptt),
+        "validation": lambda: passage(text.valid, bptt=wanted.bptt),
+    }
+    return Shards(source, held_out, None, None, text=True)
+
+
+def _own(experiment: Experiment, own: datasets.Own) -> Shards:
+    source = examples_of(own.clients, **_sizes(experiment))
+    held_out = {} if own.test is None else {"test": _chunks(own.test)}
+    if experiment.data.validation:
+        kept = [
+            _held_out(n, experiment.data.validation, experiment.seed + i)
+            for i, n in enumerate(source.examples)
+        ]
+        held = np.concatenate([p[h] for p, (_, h) in zip(source.parts, kept, strict=True)])
+        pool = source.pool
+        parts = [p[k] for p, (k, _) in zip(source.parts, kept, strict=True)]
+        source = Examples(pool, parts, **_sizes(experiment))
+        rows = torch.from_numpy(held)
+        held_out["validation"] = _chunks(tuple(part[rows] for part in pool))
+    labels = source.pool[-1]
+    if labels.is_floating_point() or labels.ndim != 1 or not len(labels) or int(labels.min()) < 0:
+        return Shards(source, held_out, None, None, text=False)
+    classes = int(labels.max()) + 1
+    counts = datasets.counts(labels.numpy(), source.parts, classes).tolist()
+    return Shards(source, held_out, counts, [str(i) for i in range(classes)], text=False)
+
+
+def _held_out(n: int, share: float, seed: int) -> tuple[Any, Any]:
+    """Rows to train on and rows to hold out; both sorted, a function of the seed."""
+    order = randomness.permutations(randomness.keys("validation", seed), n)
+    count = int(share * n)
+    return np.sort(order[count:]), np.sort(order[:count])
+
+
+def _sizes(experiment: Experiment) -> dict[str, Any]:
+    b, anchor = experiment.batch_size, experiment.opening_batch_size
+    if anchor is None and isinstance(b, int):
+        anchor = b * experiment.local_steps
+    return {"batch_size": b, "anchor_size": anchor, "seed": experiment.seed}
+
+
+def _chunks(data: tuple[Tensor, ...]) -> Callable[[], Iterable[Batch]]:
+    return lambda: objective.chunks(data)
+
+
+def _moved(batches: Iterable[Batch], goal: objective.Model) -> Iterable[Batch]:
+    for batch in batches:
+        data = tuple(
+            part.to(goal.device, goal.dtype if part.is_floating_point() else part.dtype)
+            for part in batch.data
+        )
+        yield Batch(data, batch.key, batch.fresh.to(goal.device))
+
+
+def _loss(name: str, text: bool) -> objective.Loss:
+    if name == "auto":
+        name = "token_cross_entropy" if text else "cross_entropy"
+    return _named(name, LOSSES, "loss")  # type: ignore[no-any-return]
+
+
+def _metric(name: str) -> objective.Metric:
+    return _named(name, METRICS, "metrics")  # type: ignore[no-any-return]
+
+
+def _named(name: str, known: Mapping[str, Any], what: str) -> Any:
+    if ":" in name:
+        return plugins.find(name, what)
+    if name not in known:
+        raise ConfigError(
+            f"{what}: nothing is called {name!r}; {nearest(name, known)}; "
+            "your own is 'module:function'"
+        )
+    return known[name]

@@ -1,0 +1,272 @@
+"""Search for good hyper-parameters with Optuna.
+
+Every trial is an ordinary run in its own directory, so trials resume, and appear in reports. The
+study lives in a database (SQLite beside the runs unless another address is given), so several
+processes or machines can share it.
+
+The rule that ranks trials never looks at the test set: "train_loss" is the mean training loss over
+the last tenth of the rounds; "validation" is the last validation accuracy (loss, if there is no
+accuracy) on data held out from the training set.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import multiprocessing
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import optuna
+from optuna.trial import TrialState
+
+from fafed.errors import ConfigError, FafedError
+from fafed.experiment import Experiment
+from fafed.jobs import follow
+from fafed.records import Record
+from fafed.report.runs import StudyData
+from fafed.run import Diverged
+from fafed.rundir import Busy, RunDir, execute
+
+Rule = Literal["train_loss", "validation"]
+Sampler = Literal["grid", "tpe"]
+Direction = Literal["minimize", "maximize"]
+
+_ETA = [0.001, 0.01, 0.02, 0.05, 0.1]
+_ETA_G = [10**-1.5, 10**-2.0, 10**-2.5]
+_BETA = [0.1, 0.9]
+
+# The paper's grids for images; an experiment's [search.NAME] table takes their place.
+GRIDS: dict[str, dict[str, list[Any]]] = {
+    "fedavg": {"eta": _ETA},
+    "scaffold": {"eta": _ETA},
+    "stem": {"eta": _ETA, "alpha": _BETA},
+    "fedadam": {"eta": _ETA, "eta_g": _ETA_G, "beta1": _BETA, "beta2": _BETA, "tau": [0.01]},
+    "fedams": {"eta": _ETA, "eta_g": _ETA_G, "beta1": _BETA, "beta2": _BETA, "tau": [0.01]},
+    "fafed": {"eta": _ETA, "alpha": _BETA, "beta": _BETA, "rho": [0.01]},
+}
+
+
+def space(experiment: Experiment, algorithm: str) -> dict[str, list[Any]]:
+    """Hyper-parameter -> values to try."""
+    found = experiment.search.get(algorithm) or GRIDS.get(algorithm)
+    if not found:
+        raise ConfigError(
+            f"there is no grid for {algorithm!r}: give one in the experiment, for example\n"
+            f"[search.{algorithm}]\neta = [0.01, 0.1]"
+        )
+    return found
+
+
+def explained(rule: Rule) -> str:
+    return {
+        "train_loss": "lowest mean training loss over the last tenth of the rounds",
+        "validation": "best last validation accuracy on held-out training data",
+    }[rule]
+
+
+def score(records: Sequence[Record], rule: Rule) -> float:
+    """What a trial is ranked by."""
+    if rule == "train_loss":
+        tail = records[-max(1, len(records) // 10) :]
+        losses = [r.train_loss for r in tail if r.train_loss is not None]
+        return sum(losses) / len(losses) if losses else math.inf
+    measured = [r.validation for r in records if r.validation]
+    if not measured:
+        raise ConfigError(
+            "the rule 'validation' needs held-out data: set data.validation, for example 0.1"
+        )
+    return measured[-1].get("accuracy", measured[-1]["loss"])
+
+
+def tune(
+    experiment: Experiment,
+    algorithm: str,
+    root: Path,
+    *,
+    rule: Rule = "train_loss",
+    sampler: Sampler = "grid",
+    trials: int | None = None,
+    prune: bool = False,
+    storage: str | None = None,
+    jobs: int = 1,
+    on_trial: Callable[[StudyData], None] | None = None,
+) -> StudyData:
+    """Search, or go on with a search that was stopped; returns the study so far."""
+    choices = space(experiment, algorithm)
+    size = math.prod(len(values) for values in choices.values())
+    wanted = min(trials or size, size) if sampler == "grid" else (trials or size)
+    experiment = experiment.with_algorithm(algorithm)
+    folder = root / experiment.name / f"tune-{algorithm}"
+    folder.mkdir(parents=True, exist_ok=True)
+    plan = Plan(
+        experiment=experiment.to_dict(),
+        algorithm=algorithm,
+        choices=choices,
+        folder=str(folder),
+        rule=rule,
+        direction="minimize" if rule == "train_loss" else _validation_direction(experiment),
+        sampler=sampler,
+        prune=prune,
+        storage=storage or f"sqlite:///{folder / 'study.db'}",
+        wanted=wanted,
+        parent=os.getpid(),
+    )
+    study = _study(plan)
+    if storage is None:
+        _forget_interrupted(study)
+    if sampler == "grid":
+        _enqueue(study, choices, wanted)
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_search, args=(plan,)) for _ in range(min(jobs, wanted))]
+    for process in processes:
+        process.start()
+    shown = -1
+    try:
+        while any(process.is_alive() for process in processes):
+            for process in processes:
+                process.join(timeout=0.3)
+            if on_trial and (done := len(_ended(study))) != shown:
+                shown = done
+                on_trial(_data(study, plan))
+    except BaseException:
+        for process in processes:
+            process.terminate()  # its checkpoint is on disk
+        raise
+    if any(process.exitcode for process in processes):
+        raise FafedError("a tuning process failed, see above; start the same command to go on")
+    return _data(study, plan)
+
+
+def best(study: StudyData) -> Mapping[str, Any]:
+    """The settings of the best trial."""
+    finished = [t for t in study.trials if t["state"] == "complete" and t["value"] is not None]
+    finished = [t for t in finished if math.isfinite(t["value"])]
+    if not finished:
+        raise FafedError(f"no trial of {study.name} finished: widen the grid or use smaller steps")
+    sign = 1 if study.direction == "minimize" else -1
+    chosen = min(finished, key=lambda t: sign * t["value"])
+    return dict(chosen["params"])
+
+
+class Plan(NamedTuple):
+    """What a worker needs; plain values, so that it can be sent to another process."""
+
+    experiment: dict[str, Any]
+    algorithm: str
+    choices: dict[str, list[Any]]
+    folder: str
+    rule: Rule
+    direction: Direction
+    sampler: Sampler
+    prune: bool
+    storage: str
+    wanted: int
+    parent: int
+
+
+def _study(plan: Plan) -> optuna.Study:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    sampler: optuna.samplers.BaseSampler
+    if plan.sampler == "grid":
+        sampler = optuna.samplers.GridSampler(plan.choices, seed=0)
+    else:
+        sampler = optuna.samplers.TPESampler(seed=0)
+    pruner = optuna.pruners.MedianPruner() if plan.prune else optuna.pruners.NopPruner()
+    try:
+        return optuna.create_study(
+            study_name=f"{plan.experiment['name']}-{plan.algorithm}-{plan.rule}",
+            storage=plan.storage,
+            sampler=sampler,
+            pruner=pruner,
+            direction=plan.direction,
+            load_if_exists=True,
+        )
+    except Exception as cause:  # whatever the database's driver raises
+        raise ConfigError(f"the study at {plan.storage} cannot be opened: {cause}") from cause
+
+
+def _enqueue(study: optuna.Study, choices: Mapping[str, list[Any]], wanted: int) -> None:
+    """Put the points of the grid that nobody has taken yet into the study's queue, in order."""
+    alive = [t for t in study.get_trials(deepcopy=False) if t.state is not TrialState.FAIL]
+    taken = [t.system_attrs.get("fixed_params", t.params) for t in alive]
+    for values in list(itertools.product(*choices.values()))[:wanted]:
+        point = dict(zip(choices, values, strict=True))
+        if point not in taken:
+            study.enqueue_trial(point)
+
+
+def _search(plan: Plan) -> None:
+    """In a worker: trials until the queue is empty (grid) or there are as many as wanted."""
+    follow(plan.parent)
+    study = _study(plan)
+    while _more(study, plan):
+        trial = study.ask()
+        try:
+            study.tell(trial, _trial(plan, trial))
+        except optuna.TrialPruned:
+            study.tell(trial, state=TrialState.PRUNED)
+
+
+def _more(study: optuna.Study, plan: Plan) -> bool:
+    if plan.sampler == "grid":
+        return bool(study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
+    return len(_ended(study)) < plan.wanted
+
+
+def _trial(plan: Plan, trial: optuna.Trial) -> float:
+    settings = {
+        name: trial.suggest_categorical(name, values) for name, values in plan.choices.items()
+    }
+    experiment = Experiment.of(plan.experiment).with_algorithm(plan.algorithm, **settings)
+    place = RunDir.of(experiment, Path(plan.folder))
+    records = place.records() if place.exists else []
+
+    def look(record: Record) -> None:
+        records.append(record)
+        if plan.prune and (plan.rule == "train_loss" or record.validation):
+            trial.report(score(records, plan.rule), record.round)
+            if trial.should_prune():
+                raise optuna.TrialPruned
+
+    worst = math.inf if plan.direction == "minimize" else -math.inf
+    if place.failure() is not None:
+        return worst
+    if not place.finished():
+        try:
+            execute(experiment, place, look)
+        except Diverged:
+            return worst
+        except Busy:  # another worker has this point already
+            raise optuna.TrialPruned from None
+    return score(place.records(), plan.rule)
+
+
+def _validation_direction(experiment: Experiment) -> Direction:
+    return "maximize" if "accuracy" in experiment.metrics else "minimize"
+
+
+def _forget_interrupted(study: optuna.Study) -> None:
+    """A killed worker leaves its trial 'running' for ever, which would block its point."""
+    for trial in study.get_trials(states=(TrialState.RUNNING,)):
+        study.tell(trial.number, state=TrialState.FAIL)
+
+
+def _ended(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
+    return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+
+
+def _data(study: optuna.Study, plan: Plan) -> StudyData:
+    trials = [
+        {"params": dict(t.params), "value": t.value, "state": t.state.name.lower()}
+        for t in _ended(study)
+    ]
+    return StudyData(
+        name=f"{plan.experiment['name']}: {plan.algorithm}",
+        parameters=list(plan.choices),
+        trials=trials,
+        rule=explained(plan.rule),
+        direction=plan.direction,
+    )

@@ -1,0 +1,166 @@
+"""Save, load and go on = never stopped; and what is damaged is refused (ID-29)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from problem import Problem
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn import functional as F
+
+import fafed
+from fafed import ALGORITHMS, checkpoint
+from fafed.checkpoint import CheckpointError
+from fafed.data.batches import examples_of
+from fafed.objective import Model
+from fafed.training import build
+
+
+def make(name):
+    fields = {f.name for f in dataclasses.fields(ALGORITHMS[name])}
+    return ALGORITHMS[name](**{k: 0.05 for k in ("eta",) if k in fields})
+
+
+def clients_for(name):
+    return getattr(make(name), "population", None) or 3
+
+
+def same(a, b):
+    return all(
+        torch.equal(x, y)
+        for x, y in zip(
+            fafed.tree.leaves((a.state.shared, a.engine.states)),
+            fafed.tree.leaves((b.state.shared, b.engine.states)),
+            strict=True,
+        )
+    )
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_resumed_is_never_stopped(name, engine, tmp_path):
+    p = Problem(clients_for(name))
+    whole = p.run(make(name), 3, 5, engine=engine)
+    records = list(whole)
+    begun = p.run(make(name), 3, 5, engine=engine)
+    for _ in range(2):
+        begun.round()
+    path = checkpoint.save(begun, tmp_path, "d")
+    again = p.run(make(name), 3, 5, engine=checkpoint.engine_of(path))
+    checkpoint.load(again, path, "d")
+    rest = list(again)
+    assert same(whole, again)
+    for a, b in zip(records[2:], rest, strict=True):
+        assert dataclasses.replace(a, seconds=0) == dataclasses.replace(b, seconds=0)
+
+
+def test_membership_and_lost_clients_survive(tmp_path):
+    p = Problem(4)
+    options = {"participation": 0.5, "failure": 0.3}
+    whole = p.run(fafed.FAFED(), 2, 8, **options)
+    list(whole)
+    begun = p.run(fafed.FAFED(), 2, 8, **options)
+    for _ in range(5):
+        begun.round()
+    path = checkpoint.save(begun, tmp_path, "d")
+    again = p.run(fafed.FAFED(), 2, 8, **options)
+    checkpoint.load(again, path, "d")
+    list(again)
+    assert torch.equal(whole.state.shared.x, again.state.shared.x)
+
+
+class Carrying(nn.Module):
+    """Recurrent, with BatchNorm and dropout: everything there is to remember."""
+
+    def __init__(self):
+        super().__init__()
+        self.w, self.norm, self.out = nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)
+
+    def initial_state(self, batch_size):
+        return (torch.zeros(batch_size, 5), (torch.zeros(batch_size, 5),))
+
+    def forward(self, x, state):
+        h, (s,) = state
+        h = torch.tanh(self.norm(self.w(x)) + F.dropout(h, training=self.training) + s)
+        return self.out(h), (h, (s + 1,))
+
+
+def test_buffers_and_hidden_states_survive(tmp_path):
+    torch.manual_seed(0)
+    module = Carrying()
+    g = torch.Generator().manual_seed(0)
+    clients = [
+        (torch.randn(12, 6, generator=g), torch.randint(0, 3, (12,), generator=g)) for _ in range(3)
+    ]
+
+    def run():
+        source = examples_of(clients, batch_size=4, anchor_size=4)
+        objective = Model(module, F.cross_entropy)
+        return build(
+            fafed.STEM(0.05), objective, source, rounds=6, local_steps=2, participation=0.7
+        )
+
+    whole, begun, again = run(), run(), run()
+    list(whole)
+    for _ in range(3):
+        begun.round()
+    checkpoint.load(again, checkpoint.save(begun, tmp_path, "d"), "d")
+    list(again)
+    assert same(whole, again)
+    for a, b in zip(whole.state.buffers, again.state.buffers, strict=True):
+        assert torch.equal(a, b)
+
+
+def saved(tmp_path, rounds=3):
+    run = Problem(3).run(fafed.FAFED(), 2, rounds)
+    for _ in run:
+        path = checkpoint.save(run, tmp_path, "digest-of-this-run")
+    return run, path
+
+
+def test_only_the_last_two_are_kept(tmp_path):
+    saved(tmp_path, 5)
+    assert [p.name[6:13] for p in checkpoint.found(tmp_path)] == ["0000005", "0000004"]
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, -1])
+def test_truncated_files_are_refused(tmp_path, keep):
+    _, path = saved(tmp_path)
+    content = path.read_bytes()
+    path.write_bytes(content[:keep])
+    with pytest.raises(CheckpointError, match=f"{path.name} is damaged"):
+        checkpoint.verify(path, "digest-of-this-run")
+
+
+def test_a_flipped_bit_is_refused(tmp_path):
+    _, path = saved(tmp_path)
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="checksum"):
+        checkpoint.verify(path, "digest-of-this-run")
+
+
+def test_foreign_files_are_refused(tmp_path):
+    _, path = saved(tmp_path)
+    with pytest.raises(CheckpointError, match="another experiment"):
+        checkpoint.verify(path, "digest-of-another")
+    plain = tmp_path / "round-9999999.safetensors"
+    save_file({"weight": torch.ones(3)}, plain)
+    with pytest.raises(CheckpointError, match="not fafed's"):
+        checkpoint.verify(plain, "digest-of-this-run")
+    tensors = load_file(path)
+    tensors.pop("server.0.x")
+    with checkpoint.safe_open(path, framework="pt") as file:
+        header = file.metadata()
+    save_file(tensors, path, header)
+    with pytest.raises(CheckpointError, match="tensors are missing"):
+        checkpoint.verify(path, "digest-of-this-run")
+    header = {"fafed": json.dumps(json.loads(header["fafed"]) | {"format": 99})}
+    save_file(tensors, path, header)
+    with pytest.raises(CheckpointError, match="format 99"):
+        checkpoint.verify(path, "digest-of-this-run")
