@@ -5,15 +5,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint bench clean
+.PHONY: setup demo test lint bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $(STAMP)
 
+setup: $(STAMP)
+
 demo: $(STAMP)
-	$(BIN)/python examples/demo.py
+	$(BIN)/fafed compare fashion-mnist-high --set rounds=40 --runs demo -o demo/report
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -n 2

@@ -6,7 +6,12 @@ import json
 import subprocess
 import sys
 
-from fafed import ALGORITHMS
+import pytest
+from small import write_data, write_experiment
+from typer.testing import CliRunner
+
+from fafed import ALGORITHMS, FafedError
+from fafed.cli import app
 
 
 def fafed(*arguments):
@@ -34,6 +39,86 @@ def test_algorithms_json_is_measured_from_the_code():
     assert "arxiv.org/abs/2003.00295" in cards["fedyogi"]["paper"]
     settings = {s["name"]: s["default"] for s in cards["fafed"]["settings"]}
     assert (settings["eta"], settings["rho"]) == (0.01, 0.01)
+
+
+@pytest.fixture
+def toml(tmp_path):
+    write_data(tmp_path / "data")
+    return write_experiment(tmp_path / "small.toml", tmp_path / "data")
+
+
+def call(*arguments):
+    """In this process; errors of ours come back as exceptions."""
+    done = CliRunner().invoke(app, [str(a) for a in arguments])
+    if isinstance(done.exception, FafedError):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_run_report_and_list(toml, tmp_path):
+    runs = tmp_path / "runs"
+    first = json.loads(call("run", toml, "--runs", runs, "--json"))
+    assert first["finished"]
+    assert first["last"]["round"] == 6
+    assert set(first["last"]["train"]) == {"loss", "accuracy"}
+    again = json.loads(call("run", toml, "--runs", runs, "--json"))
+    assert again == first  # nothing is repeated
+    call("run", toml, "--runs", runs, "--set", "algorithm.eta=0.2", "--set", "seed=3")
+    listed = json.loads(call("runs", "--runs", runs, "--json"))
+    assert [(row["seed"], row["state"]) for row in listed] == [(0, "finished"), (3, "finished")]
+    assert "finished" in call("runs", "--runs", runs)
+    made = json.loads(call("report", runs, "-o", tmp_path / "report", "--json"))
+    assert len(made["rows"]) == 2
+    assert (tmp_path / "report" / "report.html").stat().st_size > 1e6
+
+
+def test_records_go_to_a_tracker(toml, tmp_path):
+    pytest.importorskip("tensorboard")
+    call("run", toml, "--runs", tmp_path / "runs", "--track", f"tensorboard:{tmp_path / 'tb'}")
+    assert list((tmp_path / "tb").rglob("events.*"))
+
+
+def test_presets_and_data():
+    assert "wikitext-2" in call("presets")
+    assert call("presets", "mnist-low").startswith("# MNIST")
+    assert json.loads(call("presets", "--json"))["mnist-low"]["data"]["name"] == "mnist"
+    listed = {item["name"]: item for item in json.loads(call("data", "list", "--json"))}
+    assert listed["fashion-mnist"]["present"]
+    shown = json.loads(call("data", "show", "fashion-mnist-high", "--json"))
+    assert shown["examples"] == [3000] * 20
+    assert shown["counts"][0] == [600] * 5 + [0] * 5
+    assert "Ankle boot" in call("data", "show", "fashion-mnist-high")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "fashion"], "neither a file nor a preset"),
+        (["run", "mnist-low", "--set", "round=3"], "did you mean 'rounds'"),
+        (["compare", "mnist-low", "--algorithms", "fedavgg"], "did you mean 'fedavg'"),
+        (["tune", "mnist-low", "--rule", "test"], "--rule must be train_loss or validation"),
+        (["presets", "mnist-lo"], "did you mean 'mnist-low'"),
+        (["data", "import", "cifar", "."], "did you mean 'cifar-10'"),
+        (["report", "nowhere"], "no runs below nowhere"),
+        (["resume", "nowhere"], "not a run directory"),
+        (["run", "mnist-low", "--track", "mlfow:x"], "mlflow"),
+    ],
+)
+def test_bad_input_is_named_with_the_cure(arguments, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FafedError, match=words):
+        call(*arguments)
+
+
+def test_exit_codes(toml, tmp_path):
+    bad = fafed("run", "fashion")
+    assert bad.returncode == 2
+    assert bad.stderr.startswith("error: there is no experiment 'fashion'")
+    wild = ["--set", "algorithm={name='fedavg', eta=1e38}"]
+    diverged = fafed("run", str(toml), "--runs", str(tmp_path), *wild)
+    assert diverged.returncode == 1
+    assert "try a smaller eta" in diverged.stderr
 
 
 def test_unknown_command_fails():

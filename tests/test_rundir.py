@@ -94,8 +94,8 @@ def test_every_algorithm_killed_at_random_moments_goes_on_bit_for_bit(data, tmp_
         process = subprocess.Popen([*command, str(killed), names])
         before = sum(p.round() for p in all_runs(killed))
         wait_for(
-            lambda n=before: (
-                process.poll() is not None or sum(p.round() for p in all_runs(killed)) > n
+            lambda n=before, p=process: (
+                p.poll() is not None or sum(place.round() for place in all_runs(killed)) > n
             )
         )
         try:

@@ -36,20 +36,21 @@ COMMON = {"rounds": 3, "local_steps": 4, "batch_size": 5}
 @pytest.mark.parametrize("name", fafed.ALGORITHMS)
 def test_the_papers_cnn_agrees_in_both_engines(name, dtype):
     """20 clients of Fashion-MNIST-shaped data; 1e-4 in float32, 1e-10 in float64."""
+    algorithm = fafed.ALGORITHMS[name]()
     g = torch.Generator().manual_seed(0)
     shards = [
         (
             torch.randn(12, 1, 28, 28, generator=g).to(dtype),
             torch.randint(0, 10, (12,), generator=g),
         )
-        for _ in range(20)
+        for _ in range(algorithm.population or 20)
     ]
     model = build_model("fashion-cnn", seed=0).to(dtype)
     loop, vmap = (
         fafed.train(
             model,
             shards,
-            fafed.ALGORITHMS[name](),
+            algorithm,
             rounds=2,
             local_steps=2,
             batch_size=4,

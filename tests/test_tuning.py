@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -33,6 +34,8 @@ def record(number, train, **validation):
 def test_rules():
     records = [record(r, 10.0 - r) for r in range(1, 21)]
     assert score(records, "train_loss") == pytest.approx(-9.5)  # rounds 19 and 20
+    records[-1] = dataclasses.replace(records[-1], train={"loss": 0.25})
+    assert score(records, "train_loss") == 0.25
     records = [record(1, 1.0, loss=2.0, accuracy=0.5), record(2, 1.0)]
     assert score(records, "validation") == 0.5
     with pytest.raises(ConfigError, match=r"set data\.validation"):

@@ -54,6 +54,7 @@ class Data(Part):
     clients: int = Field(default=20, ge=1)
     partition: dict[str, Any] = {"kind": "moderate"}
     validation: float = Field(default=0.0, ge=0, lt=1)  # share of the training data held out
+    train_sample: int = Field(default=5000, ge=0)  # examples that the training loss is measured on
     bptt: int = Field(default=35, ge=1)  # text: tokens per step and column
 
     @model_validator(mode="after")

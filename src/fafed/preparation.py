@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -31,10 +31,10 @@ METRICS: dict[str, objective.Metric] = {"accuracy": metrics.accuracy}
 
 
 class Shards(NamedTuple):
-    """The data of an experiment: what the clients draw from, and what is only looked at."""
+    """The data of an experiment: what the clients draw from, and what is measured on."""
 
     source: Source
-    held_out: Mapping[str, Callable[[], Iterable[Batch]]]  # "test", "validation"
+    measured: Mapping[str, Callable[[], Iterable[Batch]]]  # "train", "test", "validation"
     counts: list[list[int]] | None  # clients x classes
     classes: list[str] | None
     text: bool
@@ -63,7 +63,7 @@ def prepare(experiment: Experiment, engine: str | None = None) -> Prepared:
     def measure(x: Tensor, buffers: tuple[Tensor, ...]) -> dict[str, dict[str, float]]:
         return {
             part: goal.measure(x, buffers, _moved(batches(), goal), chosen)
-            for part, batches in shards.held_out.items()
+            for part, batches in shards.measured.items()
         }
 
     run = build(
@@ -77,7 +77,7 @@ def prepare(experiment: Experiment, engine: str | None = None) -> Prepared:
         weights=experiment.weights,
         participation=experiment.participation,
         failure=experiment.failure,
-        measure=measure if shards.held_out else None,
+        measure=measure if shards.measured else None,
         measure_every=experiment.eval_every,
     )
     return Prepared(run, goal, shards)
@@ -109,12 +109,11 @@ def _images(experiment: Experiment, images: datasets.Images) -> Shards:
     how = partition.build(dataset=wanted.name, **wanted.partition)
     parts = [kept[p] for p in how.split(labels[kept], wanted.clients, experiment.seed)]
     source = Examples(images.train, parts, **_sizes(experiment))
-    held_out = {"test": _chunks(images.test)}
+    measured = {"test": _chunks(images.test)} | _sampled(experiment, images.train, parts)
     if len(held):
-        rows = torch.from_numpy(held)
-        held_out["validation"] = _chunks(tuple(part[rows] for part in images.train))
+        measured["validation"] = _chunks(_rows(images.train, held))
     counts = datasets.counts(labels, parts, len(images.classes)).tolist()
-    return Shards(source, held_out, counts, list(images.classes), text=False)
+    return Shards(source, measured, counts, list(images.classes), text=False)
 
 
 def _text(experiment: Experiment, text: datasets.Text) -> Shards:
@@ -123,33 +122,32 @@ def _text(experiment: Experiment, text: datasets.Text) -> Shards:
     parts = how.split(np.arange(len(text.train)), wanted.clients, experiment.seed)
     sizes = _sizes(experiment)
     source = Streams(text.train, parts, bptt=wanted.bptt, **sizes)
-    held_out = {
+    measured = {
         "test": lambda: passage(text.test, bptt=wanted.bptt),
         "validation": lambda: passage(text.valid, bptt=wanted.bptt),
     }
-    return Shards(source, held_out, None, None, text=True)
+    return Shards(source, measured, None, None, text=True)
 
 
 def _own(experiment: Experiment, own: datasets.Own) -> Shards:
     source = examples_of(own.clients, **_sizes(experiment))
-    held_out = {} if own.test is None else {"test": _chunks(own.test)}
+    measured = {} if own.test is None else {"test": _chunks(own.test)}
     if experiment.data.validation:
         kept = [
             _held_out(n, experiment.data.validation, experiment.seed + i)
             for i, n in enumerate(source.examples)
         ]
         held = np.concatenate([p[h] for p, (_, h) in zip(source.parts, kept, strict=True)])
-        pool = source.pool
         parts = [p[k] for p, (k, _) in zip(source.parts, kept, strict=True)]
-        source = Examples(pool, parts, **_sizes(experiment))
-        rows = torch.from_numpy(held)
-        held_out["validation"] = _chunks(tuple(part[rows] for part in pool))
+        source = Examples(source.pool, parts, **_sizes(experiment))
+        measured["validation"] = _chunks(_rows(source.pool, held))
+    measured |= _sampled(experiment, source.pool, source.parts)
     labels = source.pool[-1]
     if labels.is_floating_point() or labels.ndim != 1 or not len(labels) or int(labels.min()) < 0:
-        return Shards(source, held_out, None, None, text=False)
+        return Shards(source, measured, None, None, text=False)
     classes = int(labels.max()) + 1
     counts = datasets.counts(labels.numpy(), source.parts, classes).tolist()
-    return Shards(source, held_out, counts, [str(i) for i in range(classes)], text=False)
+    return Shards(source, measured, counts, [str(i) for i in range(classes)], text=False)
 
 
 def _held_out(n: int, share: float, seed: int) -> tuple[Any, Any]:
@@ -157,6 +155,24 @@ def _held_out(n: int, share: float, seed: int) -> tuple[Any, Any]:
     order = randomness.permutations(randomness.keys("validation", seed), n)
     count = int(share * n)
     return np.sort(order[count:]), np.sort(order[:count])
+
+
+def _sampled(
+    experiment: Experiment, pool: tuple[Tensor, ...], parts: Sequence[Any]
+) -> dict[str, Callable[[], Iterable[Batch]]]:
+    """Some of the clients' examples: the loss of the server's model on them is the training loss,
+    which the loss along the clients' own steps is not when their data differ."""
+    used = np.concatenate(parts)
+    count = min(experiment.data.train_sample, len(used))
+    if not count:
+        return {}
+    order = randomness.permutations(randomness.keys("train sample", experiment.seed), len(used))
+    return {"train": _chunks(_rows(pool, np.sort(used[order[:count]])))}
+
+
+def _rows(pool: tuple[Tensor, ...], rows: Any) -> tuple[Tensor, ...]:
+    chosen = torch.from_numpy(rows)
+    return tuple(part[chosen] for part in pool)
 
 
 def _sizes(experiment: Experiment) -> dict[str, Any]:

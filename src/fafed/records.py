@@ -19,7 +19,8 @@ class Record:
     bytes_down: int
     seconds: float  # spent in rounds, evaluation not counted
     clients: int  # how many answered in this round
-    train_loss: float | None  # mean over clients and local steps; None if nobody answered
+    train_loss: float | None  # of the clients' models, mean over local steps; None if nobody came
+    train: Mapping[str, float] = field(default_factory=dict)  # the server's model on training data
     test: Mapping[str, float] = field(default_factory=dict)  # loss and metrics; {} if not measured
     validation: Mapping[str, float] = field(default_factory=dict)  # the same on held-out data
     diagnostics: Mapping[str, float] = field(default_factory=dict)
@@ -30,7 +31,7 @@ class Record:
     def flat(self) -> dict[str, Any]:
         """One level: test_accuracy for test["accuracy"], and the diagnostics by their names."""
         row: dict[str, Any] = self.to_dict()
-        nested = {part: row.pop(part) for part in ("test", "validation")}
+        nested = {part: row.pop(part) for part in ("train", "test", "validation")}
         row |= row.pop("diagnostics")
         for part, values in nested.items():
             row |= {f"{part}_{name}": value for name, value in values.items()}

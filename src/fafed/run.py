@@ -161,6 +161,7 @@ class Run:
             **totals._asdict(),
             clients=clients,
             train_loss=loss,
+            train=dict(measured.get("train", {})),
             test=dict(measured.get("test", {})),
             validation=dict(measured.get("validation", {})),
             diagnostics={name: float(value) for name, value in seen.items()},

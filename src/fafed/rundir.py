@@ -85,10 +85,14 @@ class RunDir:
     def data(self) -> RunData:
         """What a report is made from."""
         clients = self._json("clients.json")
+        records = [json.loads(line) for line in self._lines()]
+        if any(record.get("train") for record in records):  # better than the clients' own
+            for record in records:
+                record["train_loss"] = (record.get("train") or {}).get("loss")
         return RunData(
             name=self.path.name,
             config=self.experiment().to_dict(),
-            records=[json.loads(line) for line in self._lines()],
+            records=records,
             counts=clients.get("counts"),
             classes=clients.get("classes"),
             finished=self.finished(),

@@ -4,9 +4,10 @@ Every trial is an ordinary run in its own directory, so trials resume, and appea
 study lives in a database (SQLite beside the runs unless another address is given), so several
 processes or machines can share it.
 
-The rule that ranks trials never looks at the test set: "train_loss" is the mean training loss over
-the last tenth of the rounds; "validation" is the last validation accuracy (loss, if there is no
-accuracy) on data held out from the training set.
+The rule that ranks trials never looks at the test set: "train_loss" is the last training loss of
+the server's model (where that is not measured, the clients' own over the last tenth of the rounds);
+"validation" is the last validation accuracy (loss, if there is no accuracy) on data held out from
+the training set.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import optuna
+from filelock import FileLock
 from optuna.trial import TrialState
 
 from fafed.errors import ConfigError, FafedError
@@ -62,7 +64,7 @@ def space(experiment: Experiment, algorithm: str) -> dict[str, list[Any]]:
 
 def explained(rule: Rule) -> str:
     return {
-        "train_loss": "lowest mean training loss over the last tenth of the rounds",
+        "train_loss": "lowest training loss at the end",
         "validation": "best last validation accuracy on held-out training data",
     }[rule]
 
@@ -70,15 +72,18 @@ def explained(rule: Rule) -> str:
 def score(records: Sequence[Record], rule: Rule) -> float:
     """What a trial is ranked by."""
     if rule == "train_loss":
+        measured = [r.train["loss"] for r in records if r.train]
+        if measured:
+            return measured[-1]
         tail = records[-max(1, len(records) // 10) :]
         losses = [r.train_loss for r in tail if r.train_loss is not None]
         return sum(losses) / len(losses) if losses else math.inf
-    measured = [r.validation for r in records if r.validation]
-    if not measured:
+    held_out = [r.validation for r in records if r.validation]
+    if not held_out:
         raise ConfigError(
             "the rule 'validation' needs held-out data: set data.validation, for example 0.1"
         )
-    return measured[-1].get("accuracy", measured[-1]["loss"])
+    return held_out[-1].get("accuracy", held_out[-1]["loss"])
 
 
 def tune(
@@ -202,18 +207,22 @@ def _search(plan: Plan) -> None:
     """In a worker: trials until the queue is empty (grid) or there are as many as wanted."""
     follow(plan.parent)
     study = _study(plan)
-    while _more(study, plan):
-        trial = study.ask()
+    while (trial := _next(study, plan)) is not None:
         try:
             study.tell(trial, _trial(plan, trial))
         except optuna.TrialPruned:
             study.tell(trial, state=TrialState.PRUNED)
 
 
-def _more(study: optuna.Study, plan: Plan) -> bool:
-    if plan.sampler == "grid":
-        return bool(study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
-    return len(_ended(study)) < plan.wanted
+def _next(study: optuna.Study, plan: Plan) -> optuna.Trial | None:
+    # SQLite has no row locks: without ours, two workers could be handed the same point
+    with FileLock(Path(plan.folder) / ".next.lock"):
+        if plan.sampler == "grid":
+            left = bool(study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
+        else:
+            taken = [t for t in study.get_trials(deepcopy=False) if t.state is not TrialState.FAIL]
+            left = len(taken) < plan.wanted
+        return study.ask() if left else None
 
 
 def _trial(plan: Plan, trial: optuna.Trial) -> float:

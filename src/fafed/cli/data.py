@@ -94,12 +94,16 @@ def show(experiment: Name, changes: Changes = None, as_json: Json = False) -> No
     if found.counts is None or found.classes is None:
         typer.echo(f"{len(sizes)} clients with {min(sizes):,} to {max(sizes):,} tokens or examples")
         return
-    table = Table("client", *found.classes, "all", title="Examples of each class", pad_edge=False)
+    table = Table(title="Examples of each class", box=None, padding=(0, 0, 0, 1))
+    for column in ("client", *map(str, range(len(found.classes))), "all"):
+        table.add_column(column, justify="right", no_wrap=True)
     largest = max(map(max, found.counts))
     for client, row in enumerate(found.counts):
         cells = [_shaded(n, largest) for n in row]
         table.add_row(str(client), *cells, Text(str(sum(row)), style="bold"))
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    console.print("\n" + ", ".join(f"{i} {name}" for i, name in enumerate(found.classes)))
 
 
 def _shaded(n: int, largest: int) -> Text:

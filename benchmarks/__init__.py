@@ -1,0 +1,1 @@
+"""Timings: side by side in one run, as ratios."""

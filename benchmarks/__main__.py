@@ -1,0 +1,5 @@
+"""`make bench`."""
+
+from benchmarks import engine_choice
+
+engine_choice.main()
