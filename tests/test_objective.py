@@ -328,6 +328,25 @@ def test_recurrent_models_train_in_both_engines(engine):
     assert len(tree.leaves(result.history[-1].train_loss)) == 1
 
 
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        fafed.SCAFFOLD(0.05, control="full", wire="full"),
+        fafed.Mime(0.05),
+        fafed.MimeLite(0.05),
+        fafed.FedGLOMO(0.05, anchor="batch"),
+    ],
+    ids=lambda a: type(a).__name__,
+)
+def test_an_anchor_or_full_pass_leaves_the_recurrent_state_alone(algorithm, engine):
+    torch.manual_seed(0)
+    clients = [tuple(batch(12, seed=s).data) for s in range(3)]
+    common = {"rounds": 2, "local_steps": 2, "batch_size": 4, "opening_batch_size": 6}
+    result = fafed.train(Cell().double(), clients, algorithm, **common, engine=engine)
+    assert result.history[-1].round == 2
+
+
 def test_lstm_runs_in_the_loop():
     class Reader(nn.Module):
         def __init__(self):

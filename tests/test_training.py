@@ -139,6 +139,49 @@ def test_evaluation_on_a_schedule_always_measures_the_last_round():
     assert [bool(r.test) for r in result.history] == [False, True, False, True, True]
 
 
+def test_output_can_be_a_random_or_the_best_round():
+    common = {**COMMON, "rounds": 12, "eval_every": 3}
+    shards = clients()
+    xs = [
+        fafed.train(net(), shards, fafed.FedAvg(0.1), **{**COMMON, "rounds": r}).x
+        for r in range(1, 13)
+    ]
+
+    def where(**options):
+        x = fafed.train(net(), shards, fafed.FedAvg(0.1), **common, **options).x
+        return next(r for r, here in enumerate(xs, start=1) if torch.equal(here, x))
+
+    assert where() == 12
+    found = {where(output="random_round", seed=0)}
+    assert found == {where(output="random_round", seed=0)}
+    odd = (shards[0][0], 2 - shards[0][1])  # what the clients learn makes this one worse
+    result = fafed.train(
+        net(), shards, fafed.FedAvg(0.1), **common, output="best_val", validation=odd
+    )
+    best = min((r for r in result.history if r.validation), key=lambda r: r.validation["loss"])
+    assert torch.equal(result.x, xs[best.round - 1])
+    assert best.round < 12
+    with pytest.raises(fafed.ConfigError, match="give validation="):
+        fafed.train(net(), shards, fafed.FedAvg(), **common, output="best_val")
+    with pytest.raises(fafed.ConfigError, match="output must be"):
+        fafed.train(net(), shards, fafed.FedAvg(), **common, output="first")
+
+
+def test_random_rounds_are_uniform():
+    """The rule that keeps a round, over many seeds."""
+    from fafed import randomness
+
+    kept = []
+    for seed in range(3000):
+        chosen = 0
+        for r in range(1, 5):
+            if float(randomness.uniform(randomness.keys("output", seed, r))) * r < 1:
+                chosen = r
+        kept.append(chosen)
+    for r in range(1, 5):
+        assert kept.count(r) == pytest.approx(750, abs=100)
+
+
 def test_counts_grow_and_failures_cost_the_downlink():
     result = fafed.train(net(), clients(), fafed.FedAvg(), rounds=6, batch_size=5, failure=0.5)
     vector = result.x.numel() * 4

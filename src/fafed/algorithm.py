@@ -30,6 +30,7 @@ class Batch(NamedTuple):
     data: Any  # a tuple of tensors, (inputs, targets)
     key: Tensor  # int64 scalar: dropout masks and whatever else the model draws
     fresh: Tensor  # bool scalar: a recurrent model starts from its initial state
+    step: bool = True  # False for an anchor or a full pass, which leave no recurrent state behind
 
     def redrawn(self) -> Batch:
         """The same sample with other dropout masks: what the same-sample rule forbids."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +12,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fafed import objective as objectives
+from fafed import randomness
 from fafed.algorithm import Algorithm
 from fafed.cohort import Cohort, Participation
-from fafed.data.batches import BatchSize, ClientBatches, Source, as_tensors, examples_of
+from fafed.data.batches import (
+    BatchSize,
+    ClientBatches,
+    Examples,
+    Source,
+    as_tensors,
+    examples_of,
+)
 from fafed.engines.simulation import Simulation
 from fafed.errors import ConfigError
 from fafed.objective import Loss, Metric
@@ -41,7 +50,9 @@ def train(
     batch_size: BatchSize = 50,
     loss: Loss = F.cross_entropy,
     test: Any = None,
+    validation: Any = None,
     metrics: Mapping[str, Metric] | None = None,
+    output: str = "last",
     seed: int = 0,
     engine: str = "auto",
     weights: str | Sequence[float] = "uniform",
@@ -57,6 +68,7 @@ def train(
 
     clients: for each client a Dataset or a tuple of tensors (inputs, targets).
     batch_size: examples per local step, or "full" for the client's whole data, in order.
+    output: "last", "random_round" (what theorems speak of), or "best_val" (lowest validation loss).
     engine: "loop", "vmap", or "auto"; the results agree up to rounding.
     weights: "uniform", "examples" (by the amount of data), or a number per client.
     participation, failure: see `fafed.cohort.Cohort`.
@@ -67,23 +79,25 @@ def train(
         raise ConfigError(f"model must be an nn.Module, got {type(model).__name__}")
     if not callable(loss):
         raise ConfigError(f"loss must be a function of (outputs, targets), got {loss!r}")
+    if output not in ("last", "random_round", "best_val"):
+        raise ConfigError(f"output must be 'last', 'random_round' or 'best_val', got {output!r}")
+    if output == "best_val" and validation is None:
+        raise ConfigError("output='best_val' needs data to choose by: give validation=")
     if opening_batch_size is None and isinstance(batch_size, int) and isinstance(local_steps, int):
         opening_batch_size = batch_size * local_steps
     source = examples_of(clients, batch_size=batch_size, anchor_size=opening_batch_size, seed=seed)
     objective = objectives.Model(model, loss, clip=clip, weight_decay=weight_decay, device=device)
-    evaluation = None
-    if test is not None:
-        data = as_tensors(test, "test")
-        objectives.check_agrees(data, source.pool, "test")
-        evaluation = tuple(
-            t.to(objective.device, objective.dtype if t.is_floating_point() else t.dtype)
-            for t in data
-        )
+    held_out = {
+        part: _fitting(data, part, objective, source)
+        for part, data in (("test", test), ("validation", validation))
+        if data is not None
+    }
 
     def measure(x: Tensor, buffers: tuple[Tensor, ...]) -> Mapping[str, Mapping[str, float]]:
-        assert evaluation is not None
-        batches = objectives.chunks(evaluation)
-        return {"test": objective.measure(x, buffers, batches, metrics or {})}
+        return {
+            part: objective.measure(x, buffers, objectives.chunks(data), metrics or {})
+            for part, data in held_out.items()
+        }
 
     run = build(
         algorithm,
@@ -96,23 +110,43 @@ def train(
         weights=weights,
         participation=participation,
         failure=failure,
-        measure=measure if evaluation is not None else None,
+        measure=measure if held_out else None,
         measure_every=eval_every,
     )
-    history = History()
+    history, chosen, lowest = History(), run.state, math.inf
     try:
         for record in run:
             history.append(record)
+            if output == "random_round":  # each round so far is kept with the same probability
+                draw = randomness.uniform(randomness.keys("output", seed, record.round))
+                better = float(draw) * record.round < 1
+            elif output == "best_val":
+                better = bool(record.validation) and record.validation["loss"] < lowest
+                lowest = record.validation["loss"] if better else lowest
+            else:
+                better = True
+            chosen = run.state if better else chosen
     except Diverged as error:
         error.history = history
         raise
-    state = run.state
     assert isinstance(run.engine, Simulation)
     return Result(
-        model=objective.predict(state.shared.x, state.buffers),
-        x=state.shared.x,
+        model=objective.predict(chosen.shared.x, chosen.buffers),
+        x=chosen.shared.x,
         history=history,
         engine=run.engine.engine,
+    )
+
+
+def _fitting(
+    data: Any, name: str, objective: objectives.Model, source: Examples
+) -> tuple[Tensor, ...]:
+    """Data to measure on, of the clients' shape and on the model's device."""
+    tensors = as_tensors(data, name)
+    objectives.check_agrees(tensors, source.pool, name)
+    return tuple(
+        t.to(objective.device, objective.dtype if t.is_floating_point() else t.dtype)
+        for t in tensors
     )
 
 

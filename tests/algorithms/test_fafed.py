@@ -6,13 +6,13 @@ import itertools
 
 import pytest
 import torch
-
-from fafed import FAFED
-from fafed.schedules import Power, TheoryMomentum, TheoryStep
 from paper.central import storm, superadam
 from paper.fafed import fafed as transcribed
 from paper.fedavg import fedavg
 from problem import Problem, close
+
+from fafed import FAFED
+from fafed.schedules import Power, TheoryMomentum, TheoryStep
 
 N, T = 4, 24
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from paper.fedavg import fedavg as transcribed
+from problem import Problem, close
 
 from fafed import FedAvg
 from fafed.schedules import Power
-from paper.fedavg import fedavg as transcribed
-from problem import Problem, close
 
 
 @pytest.mark.parametrize("q", [1, 4])

@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 import torch
-
-from fafed import FedAdagrad, FedAdam, FedAMS, FedYogi
 from paper.central import adam
 from paper.fedavg import fedavg, server_optimiser
 from problem import Problem, close
+
+from fafed import FedAdagrad, FedAdam, FedAMS, FedYogi
 
 N, Q, R = 4, 3, 8
 UNIFORM = [1 / N] * N

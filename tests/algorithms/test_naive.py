@@ -9,13 +9,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from paper.naive import naive as transcribed
+from problem import Problem, close
 
 from fafed import FAFED, FedAvg, NaiveAdaptiveFedAvg
 from fafed.data.batches import Examples
 from fafed.objective import Function
 from fafed.training import build
-from paper.naive import naive as transcribed
-from problem import Problem, close
 
 
 def loss(x, data):

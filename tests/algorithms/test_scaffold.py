@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-from fafed import SCAFFOLD, ConfigError
-from fafed.schedules import Power
 from paper.fedavg import fedavg
 from paper.fedavg import scaffold as transcribed
 from problem import Problem, close
+
+from fafed import SCAFFOLD, ConfigError
+from fafed.schedules import Power
 
 N, Q, R = 4, 3, 6
 UNIFORM = [1 / N] * N

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from paper.stem import stem as transcribed
+from problem import Problem, close
 
 from fafed import FAFED, STEM
 from fafed.schedules import Power, StemMomentum, StemStep
-from paper.stem import stem as transcribed
-from problem import Problem, close
 
 
 @pytest.mark.parametrize("q", [1, 3, 6])

@@ -46,6 +46,7 @@ class Oracle:
         self.before = self.after = memory
         self.data: Any = None
         self.losses: list[Tensor] = []
+        self.other_losses: list[Tensor] = []  # of anchors and full passes
         self.evaluations = 0
         self.samples = 0
 
@@ -53,17 +54,19 @@ class Oracle:
         current = batch.data is not self.data
         if current:
             self.data, self.before = batch.data, self.after
-        found = self.objective.evaluate(x, batch, self.before, functional=self.functional)
+        start = self.before if batch.step else self.before._replace(hidden=())
+        found = self.objective.evaluate(x, batch, start, functional=self.functional)
         if current:
-            self.after = found.memory
-            self.losses.append(found.loss)
+            hidden = found.memory.hidden if batch.step else self.before.hidden
+            self.after = Memory(found.memory.buffers, hidden)
+            (self.losses if batch.step else self.other_losses).append(found.loss)
         self.evaluations += 1
         self.samples += len(tree.leaves(batch.data)[0])
         return found.gradient
 
     @property
     def loss(self) -> Tensor:
-        return torch.stack(self.losses).mean()
+        return torch.stack(self.losses or self.other_losses).mean()
 
 
 class Simulation:
@@ -137,13 +140,12 @@ class Simulation:
         for client in clients:
             draws = self._draws(exchange, client, step)
             local, hidden = self._state(client, down.x)
-            hidden = hidden if "round" in exchange.draw else ()
             oracle = Oracle(self.objective, Memory(buffers, hidden), functional=False)
             batches = ClientBatches(self.source.gather, draws)
             local, message = exchange.client(oracle, down, local, batches)
             _check(client, oracle.loss, message)
             mean.add((message, oracle.after.buffers), self.weights[client])
-            new[client] = ClientState(local, self._carried(exchange, client, oracle.after.hidden))
+            new[client] = ClientState(local, oracle.after.hidden)
             loss += self.weights[client] * float(oracle.loss)
             work.add(oracle)
             up = self._weight(message, oracle.after.buffers)
@@ -166,10 +168,7 @@ class Simulation:
             locals_, message, memory, losses = found
             _check_rows(group, losses, message)
             for row, client in enumerate(group):
-                hidden = tree.take(memory.hidden, row)
-                new[client] = ClientState(
-                    tree.take(locals_, row), self._carried(exchange, client, hidden)
-                )
+                new[client] = ClientState(*tree.take((locals_, memory.hidden), row))
             weights = torch.tensor([self.weights[c] for c in group], dtype=torch.float64)
             mean.add_stacked((message, memory.buffers), weights.to(losses.device))
             loss += float(weights.to(losses) @ losses)
@@ -188,7 +187,6 @@ class Simulation:
         oracles: list[Oracle] = []
 
         def one(local: Any, hidden: Any, draws: Draws, buffers: Any) -> Any:
-            hidden = hidden if "round" in exchange.draw else ()
             oracle = Oracle(self.objective, Memory(buffers, hidden), functional=True)
             oracles.append(oracle)
             batches = ClientBatches(self.source.gather, draws)
@@ -227,11 +225,6 @@ class Simulation:
     def _has_hidden(self, client: int) -> bool:
         state = self.states[client]
         return state is not None and bool(state.hidden)
-
-    def _carried(self, exchange: Exchange, client: int, hidden: Any) -> Any:
-        """Only local steps carry a recurrent state on; an anchor or a full pass does not."""
-        old = self.states[client]
-        return hidden if "round" in exchange.draw else (old.hidden if old else ())
 
     # Which of the two.
 

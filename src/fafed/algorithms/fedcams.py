@@ -1,0 +1,120 @@
+"""FedCAMS (Wang et al., ICML 2022, https://arxiv.org/abs/2205.02719): FedAMS with compressed
+messages and error feedback.
+
+    s = D_i + e_i;   send C(s);   e_i <- s - C(s)          D_i: FedAvg's q local steps
+    D = mean_i C(s_i), then the server of FedAMS
+
+    sign       C(s) = (|s|_1 / d) sign(s), sign(0) = 1     d bits and one number
+    topk       the k largest |s_j|, lower j first          k numbers and k places of log2 d bits
+    identity   C(s) = s: FedAMS
+
+C acts on the whole flat vector. Messages are counted in their compressed size; the way down is
+not compressed. FedAMS's functions do the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fafed.algorithm import (
+    Algorithm,
+    Batches,
+    Grad,
+    Rule,
+    Trip,
+    above,
+    between,
+    hyper,
+    one_of,
+    switch,
+)
+from fafed.algorithms.fedopt import Down, FedAMS, Message, SharedAMS
+from fafed.schedules import Rate
+
+
+class Local(NamedTuple):
+    e: Tensor  # what compression has held back so far
+
+
+@dataclass(frozen=True)
+class FedCAMS(Algorithm):
+    eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
+    eta_g: float = hyper(0.01, above(0), "the server's step size")
+    beta1: float = hyper(0.9, between(0, 1), "the memory of m")
+    beta2: float = hyper(0.99, between(0, 1), "the memory of v")
+    tau: float = hyper(0.01, above(0), "the smallest denominator")
+    option: str = hyper("max", one_of("max", "amsgrad"), "where the floor stands")
+    bias_correction: bool = hyper(False, switch, "divide m and vhat as Adam does; not in the paper")
+    compressor: str = hyper("sign", one_of("sign", "topk", "identity"), "what a client sends")
+    fraction: float = hyper(
+        1 / 64,
+        Rule("a number in (0, 1]", lambda v: between(0, 1).allows(v) and v > 0),
+        "topk: the share of the coordinates that is sent, k/d",
+    )
+
+    @cached_property
+    def fedams(self) -> FedAMS:
+        return FedAMS(
+            eta=self.eta,
+            eta_g=self.eta_g,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            tau=self.tau,
+            option=self.option,
+            bias_correction=self.bias_correction,
+        )
+
+    def init(self, x: Tensor) -> SharedAMS:
+        return self.fedams.init(x)
+
+    def join(self, x: Tensor) -> Local:
+        return Local(torch.zeros_like(x))
+
+    def send(self, shared: SharedAMS) -> Down:
+        return self.fedams.send(shared)
+
+    def local(
+        self, grad: Grad, down: Down, local: Local, batches: Batches
+    ) -> tuple[Local, Message]:
+        _, found = self.fedams.local(grad, down, (), batches)
+        s = found.delta + local.e
+        sent = self.compressed(s)
+        return Local(s - sent), Message(sent)
+
+    def server(self, shared: SharedAMS, mean: Message, trip: Trip) -> SharedAMS:
+        return self.fedams.server(shared, mean, trip)
+
+    # The compressors.
+
+    def compressed(self, s: Tensor) -> Tensor:
+        match self.compressor:
+            case "sign":
+                size = s.abs().mean()
+                return torch.where(s >= 0, size, -size)
+            case "topk":
+                k, height = self.k(len(s)), s.abs()
+                least = height.topk(k).values[-1]
+                larger, equal = height > least, height == least
+                room = k - larger.sum()  # topk itself picks any of those that tie
+                return torch.where(larger | (equal & (equal.cumsum(0) <= room)), s, 0.0)
+            case _:
+                return s
+
+    def k(self, d: int) -> int:
+        return max(1, round(self.fraction * d))
+
+    def message_bytes(self, message: Message) -> int:
+        d, number = message.delta.numel(), 8 * message.delta.element_size()
+        match self.compressor:
+            case "sign":
+                bits = d + number
+            case "topk":
+                bits = self.k(d) * (number + (d - 1).bit_length())
+            case _:
+                bits = d * number
+        return -(-bits // 8)

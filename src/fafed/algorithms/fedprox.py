@@ -1,0 +1,49 @@
+"""FedProx (Li et al., MLSys 2020, https://arxiv.org/abs/1812.06127).
+
+    y <- x;  repeat q times:  y <- y - eta (g_i(y) + mu (y - x))
+    x <- x + mean_i(y - x)
+
+The first local step is that of FedAvg whatever mu is, so with q = 1 there is no difference.
+Departures from the paper: q gradient steps on f_i(y) + (mu/2) |y - x|^2 for every client rather
+than a solution as good as each can afford, and the weighted mean over those who take part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fafed.algorithm import Algorithm, Batches, Grad, Trip, above, at_least, counter, hyper
+from fafed.schedules import Rate, at
+
+
+class Shared(NamedTuple):
+    x: Tensor
+    t: Tensor  # steps made
+
+
+class Message(NamedTuple):
+    delta: Tensor
+
+
+@dataclass(frozen=True)
+class FedProx(Algorithm):
+    eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
+    mu: float = hyper(0.01, at_least(0), "how strongly a client is held back; 0 is FedAvg")
+
+    def init(self, x: Tensor) -> Shared:
+        return Shared(x, counter(x))
+
+    def local(
+        self, grad: Grad, down: Shared, local: tuple[()], batches: Batches
+    ) -> tuple[tuple[()], Message]:
+        x, t = down
+        y = x
+        for k, batch in enumerate(batches, start=1):
+            y = y - at(self.eta, t + k) * (grad(y, batch) + self.mu * (y - x))
+        return local, Message(y - x)
+
+    def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:
+        return Shared(shared.x + mean.delta, shared.t + trip.steps)
