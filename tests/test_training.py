@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from problem import Problem
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
@@ -221,6 +222,29 @@ def test_divergence_names_client_and_round_and_keeps_the_last_good_state(engine)
     assert len(e.value.history) == 3
     torch.testing.assert_close(e.value.x, good.x)
     assert math.isfinite(e.value.history[-1].train_loss)
+
+
+@pytest.mark.parametrize("name", ["fafed", "mime"])
+def test_a_round_that_fails_in_its_second_exchange_can_be_tried_again(name):
+    """What the first exchange left with the clients is taken back."""
+    p = Problem(3)
+    run, twin = (p.run(fafed.ALGORITHMS[name](eta=0.05), 2, 3) for _ in range(2))
+    deliver, calls = run.engine.deliver, []
+
+    def breaking(*arguments):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return deliver(*arguments)
+
+    run.engine.deliver = breaking
+    with pytest.raises(KeyboardInterrupt):
+        run.round()
+    assert run.state.round == 0
+    assert run.engine.states == [None] * 3
+    list(run)
+    list(twin)
+    assert torch.equal(run.state.shared.x, twin.state.shared.x)
 
 
 class Late(fafed.schedules.Schedule):

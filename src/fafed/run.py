@@ -121,8 +121,11 @@ class Run:
         for exchange in (*opening, *self.algorithm.exchanges()) if clients else ():
             try:
                 reply = self.engine.deliver(exchange, shared, buffers, clients, step)
-            except NotFinite as cause:
-                raise self._diverged(cause, number) from cause
+            except BaseException as cause:
+                self.engine.rollback()
+                if isinstance(cause, NotFinite):
+                    raise self._diverged(cause, number) from cause
+                raise
             shared = exchange.server(shared, reply.mean, reply.trip)
             buffers = reply.buffers
             loss = reply.loss if reply.loss is not None else loss
@@ -134,6 +137,7 @@ class Run:
                 totals.seconds,
             )
         totals = totals._replace(seconds=totals.seconds + time.perf_counter() - began)
+        self.engine.commit()
         members = invited if invited == clients else ()
         self.state = State(shared, buffers, number, members, totals)
         return self._record(loss, len(clients))

@@ -27,6 +27,12 @@ class Engine(Protocol):
     ) -> Reply:
         """Carry the exchange to these clients; local steps step+1 .. step+q are theirs."""
 
+    def commit(self) -> None:
+        """The round is over: what the clients keep of its exchanges is theirs from now on."""
+
+    def rollback(self) -> None:
+        """The round failed: the clients are as they were before it."""
+
 
 class NotFinite(FafedError):
     """A client produced NaN or infinity."""

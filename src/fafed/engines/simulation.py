@@ -88,6 +88,7 @@ class Simulation:
         self.weights = list(weights)
         self.steps = steps
         self.states: list[ClientState | None] = [None] * len(self.weights)
+        self.pending: dict[int, ClientState] = {}  # of the round under way
         self.engine = self._choose(engine)
 
     @property
@@ -107,8 +108,7 @@ class Simulation:
         mean = tree.Mean()
         run = self._side_by_side if self.engine == "vmap" else self._one_by_one
         new, loss, oracle, up = run(exchange, down, buffers, clients, step, mean)
-        for client, state in new.items():  # only now: a failed exchange changes nothing
-            self.states[client] = state
+        self.pending |= new
         message, buffers = mean.value()
         n = len(clients)
         share = mean.weight / sum(self.weights)
@@ -124,6 +124,14 @@ class Simulation:
             bytes_up=n * up,
             bytes_down=n * tree.nbytes((down, buffers)),
         )
+
+    def commit(self) -> None:
+        for client, state in self.pending.items():
+            self.states[client] = state
+        self.pending = {}
+
+    def rollback(self) -> None:
+        self.pending = {}
 
     # One client after another.
 
@@ -163,7 +171,7 @@ class Simulation:
         mean: tree.Mean,
     ) -> tuple[dict[int, ClientState], float, Any, int]:
         new, loss, work, up = {}, 0.0, Work(), 0
-        for group in self._groups(clients):
+        for group in self._groups(clients, down.x):
             found, oracle = self._group(exchange, down, buffers, group, step)
             locals_, message, memory, losses = found
             _check_rows(group, losses, message)
@@ -199,12 +207,12 @@ class Simulation:
         found = torch.func.vmap(one)(states.local, states.hidden, draws, own)
         return found, oracles[0]
 
-    def _groups(self, clients: Sequence[int]) -> list[list[int]]:
-        x = self.objective.x0
-        size = max(1, GROUP_BYTES // (x.numel() * x.element_size()))
+    def _groups(self, clients: Sequence[int], x: Tensor) -> list[list[int]]:
+        model = self.objective.x0
+        size = max(1, GROUP_BYTES // (model.numel() * model.element_size()))
         groups = []
         for has_hidden in (False, True):  # states of one group must stack
-            kind = [c for c in clients if self._has_hidden(c) is has_hidden]
+            kind = [c for c in clients if bool(self._state(c, x).hidden) is has_hidden]
             even = -(-len(kind) // max(1, -(-len(kind) // size)))
             groups += [kind[i : i + even] for i in range(0, len(kind), even or 1)]
         return groups
@@ -220,11 +228,8 @@ class Simulation:
         return self.algorithm.message_bytes(message) + tree.nbytes(buffers)
 
     def _state(self, client: int, x: Tensor) -> ClientState:
-        return self.states[client] or ClientState(self.algorithm.join(x), ())
-
-    def _has_hidden(self, client: int) -> bool:
-        state = self.states[client]
-        return state is not None and bool(state.hidden)
+        known = self.pending.get(client) or self.states[client]
+        return known or ClientState(self.algorithm.join(x), ())
 
     # Which of the two.
 
