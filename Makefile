@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml constraints.txt
 setup: $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/fafed compare fashion-mnist-high --set rounds=40 --runs demo -o demo/report
+	$(BIN)/fafed compare fashion-mnist-high --set rounds=40 --set eval_every=4 --runs demo -o demo/report
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -n 2

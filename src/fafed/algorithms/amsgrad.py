@@ -68,6 +68,13 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class LocalAMSGrad(Algorithm):
+    """Local AMSGrad steps, divided on all clients by one shared second moment.
+
+    Use it when the local steps themselves should adapt at one gradient each.
+    Beware: three vectors up, two down, and two kept by each client. The shared moment never becomes
+    smaller, and the drift of local steps remains.
+    """
+
     eta: Rate = hyper(0.01, above(0, schedule=True), "the step size")
     beta1: float = hyper(0.9, between(0, 1), "the memory of m")
     beta2: float = hyper(0.99, between(0, 1), "the memory of v")

@@ -85,6 +85,13 @@ class Moments(NamedTuple):
 
 @dataclass(frozen=True)
 class Adam(Central):
+    """Adam on one client.
+
+    Use it when all data are in one place, or as a reference: FedAdam with q = 1 is Adam on the mean
+    gradient, without bias correction.
+    Beware: it refuses to run with more than one client.
+    """
+
     eta: Rate = hyper(0.001, above(0, schedule=True), "the step size")
     beta1: float = hyper(0.9, between(0, 1), "the memory of m")
     beta2: float = hyper(0.999, between(0, 1), "the memory of v")
@@ -118,6 +125,14 @@ class Maximum(NamedTuple):
 
 @dataclass(frozen=True)
 class AMSGrad(Central):
+    """AMSGrad on one client.
+
+    Use it when all data are in one place, or as a reference: LocalAMSGrad with one client and q = 1
+    is this method.
+    Beware: no bias correction, and the first steps are long where the first gradients are small:
+    vhat starts at eps0. It refuses to run with more than one client.
+    """
+
     eta: Rate = hyper(0.001, above(0, schedule=True), "the step size")
     beta1: float = hyper(0.9, between(0, 1), "the memory of m")
     beta2: float = hyper(0.99, between(0, 1), "the memory of v")
@@ -148,6 +163,14 @@ class Recursion(NamedTuple):
 
 @dataclass(frozen=True)
 class STORM(Central):
+    """Recursive variance reduction on one client, without large batches.
+
+    Use it when all data are in one place, or as a reference: STEM with one client and q = 1 is this
+    method with given eta and alpha.
+    Beware: two gradients per step. k, w and c are scale-dependent: tune them, or give eta and
+    alpha. It refuses to run with more than one client.
+    """
+
     k: float = hyper(0.1, above(0), "scale of the step size")
     w: float = hyper(0.1, above(0), "it bounds the first step sizes")
     c: float = hyper(10.0, above(0), "a_{t+1} = min(1, c eta_t^2)")
@@ -187,6 +210,14 @@ class STORM(Central):
 
 @dataclass(frozen=True)
 class SPIDER(Central):
+    """Recursive variance reduction on one client, restarted from much data every q steps.
+
+    Use it when all data are in one place and a pass over them every q steps is affordable.
+    Beware: two gradients per step and one pass per round. A normalised step does not become shorter
+    near the optimum: let eta fall, or take step="constant". It refuses to run with more than one
+    client.
+    """
+
     eta: Rate = hyper(0.01, above(0, schedule=True), "the step size")
     step: str = hyper("normalised", one_of("normalised", "constant"), "divide v by its norm or not")
     anchor: str = hyper(
@@ -223,6 +254,15 @@ class Adaptive(NamedTuple):
 
 @dataclass(frozen=True)
 class SuperAdam(Central):
+    """Variance-reduced Adam on one client.
+
+    Use it when all data are in one place, or as a reference: FAFED with one client and q = 1 is
+    this method.
+    Beware: two gradients per step unless momentum="ema". The step is eta mu_t, and with the
+    defaults c mu_t^2 is above 1 for the first 150 steps: until then m is the plain gradient. It
+    refuses to run with more than one client.
+    """
+
     eta: float = hyper(0.001, above(0), "gamma of the paper: the step size is eta mu_t")
     k: float = hyper(1.0, above(0), "scale of mu_t")
     s: float = hyper(100.0, above(0), "mu_t = k / (s + t)^(1/3)")

@@ -50,6 +50,14 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class DOMO(Algorithm):
+    """Momentum on the server and on the clients, which make the server's next move beforehand.
+
+    Use it when FedAvg is too slow and its price in bytes and gradients is all that can be paid.
+    Beware: neither momentum is damped, so the effective step is eta / ((1 - mu_l) (1 - mu_s)):
+    start at a tenth to a hundredth of FedAvg's eta. The default wire needs everyone; wire="full"
+    does not.
+    """
+
     eta: float = hyper(0.001, above(0), "the local step size")
     eta_g: float = hyper(1.0, above(0), "the server's step size")
     mu_s: float = hyper(0.9, between(0, 1), "the memory of the server's momentum")

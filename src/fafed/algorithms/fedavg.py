@@ -29,6 +29,13 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class FedAvg(Algorithm):
+    """Local SGD, and the mean of what comes out of it.
+
+    Use it when you begin: one vector each way, one gradient per step, nothing to keep, one step
+    size to choose.
+    Beware: where clients differ it ends beside the optimum, the farther the larger q and eta are.
+    """
+
     eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
     eta_g: float = hyper(1.0, above(0), "the server's step size")
 

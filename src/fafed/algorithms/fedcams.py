@@ -43,6 +43,13 @@ class Local(NamedTuple):
 
 @dataclass(frozen=True)
 class FedCAMS(Algorithm):
+    """FedAMS with compressed messages, and what compression held back sent later.
+
+    Use it when the way up is the bottleneck: one bit per number by default, fewer with topk.
+    Beware: the way down is not compressed, and each client keeps a vector of what it still owes,
+    which waits while the client is absent.
+    """
+
     eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
     eta_g: float = hyper(0.01, above(0), "the server's step size")
     beta1: float = hyper(0.9, between(0, 1), "the memory of m")

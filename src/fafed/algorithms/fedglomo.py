@@ -64,6 +64,13 @@ class Lane(NamedTuple):
 
 @dataclass(frozen=True)
 class FedGLOMO(Algorithm):
+    """Variance reduction twice: in the local steps and from round to round.
+
+    Use it when gradients are cheap and clients should keep nothing between rounds.
+    Beware: four gradients per local step (two in the first of a round). eta must be a constant, and
+    with lam = 1 the noise of a round's first gradient stays to the end of the round.
+    """
+
     eta: float = hyper(0.01, above(0), "the local step size")
     beta: Rate = hyper(
         0.2, between(0, 1, schedule=True), "the share of new information in u: 1 forgets the past"

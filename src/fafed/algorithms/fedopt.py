@@ -120,6 +120,14 @@ class FedOpt(ServerOptimiser):
 
 @dataclass(frozen=True)
 class FedAdam(FedOpt):
+    """FedAvg's local steps, and Adam's rule on the server.
+
+    Use it when coordinates differ in scale and clients should stay as cheap as FedAvg's, without
+    state.
+    Beware: there are two step sizes and tau to choose. It comes to rest where FedAvg does: what the
+    server adapts cannot remove the drift of local steps.
+    """
+
     beta2: float = hyper(0.99, between(0, 1), "the memory of v")
     bias_correction: bool = hyper(False, switch, "divide m and v as Adam does; not in the paper")
 
@@ -134,6 +142,13 @@ class FedAdam(FedOpt):
 
 @dataclass(frozen=True)
 class FedYogi(FedOpt):
+    """FedAdam with a second moment that changes by at most (1 - beta2) D^2 in a round.
+
+    Use it when updates vary in size from round to round: after a large one v falls slowly, and
+    steps stay short for longer than FedAdam's.
+    Beware: as for FedAdam, two step sizes and tau to choose, and the drift of local steps remains.
+    """
+
     beta2: float = hyper(0.99, between(0, 1), "how slowly v follows")
 
     def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
@@ -142,6 +157,13 @@ class FedYogi(FedOpt):
 
 @dataclass(frozen=True)
 class FedAdagrad(FedOpt):
+    """FedAvg's local steps, and Adagrad's rule on the server.
+
+    Use it when the server's steps should shrink by themselves, without a schedule.
+    Beware: v never forgets, so large updates at the start shorten all later steps. As for FedAdam,
+    the drift of local steps remains.
+    """
+
     beta1: float = hyper(0.0, between(0, 1), "the memory of m; 0 by custom")
 
     def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
@@ -150,6 +172,13 @@ class FedAdagrad(FedOpt):
 
 @dataclass(frozen=True)
 class FedAMS(ServerOptimiser):
+    """FedAdam divided by the largest second moment so far.
+
+    Use it when FedAdam's steps grow too long as v decays: here no denominator ever becomes smaller.
+    Beware: one large update shortens all later steps. tau is 0.01 by default, ten times FedAdam's.
+    As for FedAdam, the drift of local steps remains.
+    """
+
     beta2: float = hyper(0.99, between(0, 1), "the memory of v")
     tau: float = hyper(0.01, above(0), "the smallest denominator")
     option: str = hyper("max", one_of("max", "amsgrad"), "where the floor stands")

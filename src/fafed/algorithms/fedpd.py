@@ -64,6 +64,14 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class FedPD(Algorithm):
+    """Primal-dual steps: each client's dual learns how far its data pull away from the mean.
+
+    Use it when data differ and everyone takes part: no bias of local steps, at FedAvg's price in
+    bytes and gradients.
+    Beware: eta (L + mu) < 2 is needed, a client keeps two vectors, and nobody may be absent. Silent
+    rounds (every, p) bring the bias back where clients differ.
+    """
+
     eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
     mu: float = hyper(1.0, above(0), "how strongly a client is held back, 1/eta of the paper")
     oracle: str = hyper("I", one_of("I", "II"), "plain local steps, or variance-reduced ones")

@@ -30,6 +30,13 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class FedProx(Algorithm):
+    """FedAvg whose local steps are drawn back to the server's model.
+
+    Use it when q is large and the local models run too far away from the server's.
+    Beware: with q = 1 it is FedAvg whatever mu is. It shrinks the bias of local steps but does not
+    remove it, and a larger mu makes each round move less.
+    """
+
     eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
     mu: float = hyper(0.01, at_least(0), "how strongly a client is held back; 0 is FedAvg")
 

@@ -134,6 +134,14 @@ class BaseOptimiser(Algorithm):
 
 @dataclass(frozen=True)
 class Mime(BaseOptimiser):
+    """The steps of a server's optimiser made on the clients, corrected by the mean gradient.
+
+    Use it when data differ, clients come and go, and computing is cheap: no bias of local steps and
+    nothing to keep between rounds.
+    Beware: two exchanges per round, two gradients per step, and each round a pass over the client's
+    whole data, unless anchor="batch".
+    """
+
     def join(self, x: Tensor) -> Local:
         return Local(x[:0])
 
@@ -174,6 +182,14 @@ class Mime(BaseOptimiser):
 
 @dataclass(frozen=True)
 class MimeLite(BaseOptimiser):
+    """The steps of a server's optimiser made on the clients, without Mime's correction.
+
+    Use it when momentum or Adam's scale should steer the local steps at one gradient each, in one
+    exchange, with nothing to keep between rounds.
+    Beware: the drift of local steps remains (with base="sgd" it is FedAvg), and the statistics
+    still take a pass over the client's whole data each round, unless anchor="batch".
+    """
+
     @property
     def has_statistics(self) -> bool:
         return self.has_m or self.has_v
@@ -213,6 +229,13 @@ class MimeLite(BaseOptimiser):
 
 @dataclass(frozen=True)
 class MimeAdam(Algorithm):
+    """Mime with Adam as the optimiser whose steps the clients make.
+
+    Use it when Mime fits and coordinates differ in scale.
+    Beware: four vectors down and two exchanges per round, two gradients per step, and a pass over
+    the client's whole data, unless anchor="batch". tau and eta must be chosen together.
+    """
+
     eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
     eta_g: float = hyper(1.0, above(0), "the server's step size")
     beta1: float = hyper(0.9, between(0, 1), "the memory of m")

@@ -47,6 +47,14 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class NaiveAdaptiveFedAvg(Algorithm):
+    """Adaptive local steps, each client with a scale of its own.
+
+    Use it when you want to see why the scale must be shared; it is the FAFED paper's
+    counterexample.
+    Beware: it can walk away from the optimum. With rho = 0 a client's move hardly depends on how
+    steep its loss is, so many flat losses outvote one steep loss.
+    """
+
     eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
     beta: float = hyper(0.9, between(0, 1), "the memory of the second moment v")
     rho: float = hyper(0.0, at_least(0), "added to sqrt(v); 0 in the paper")

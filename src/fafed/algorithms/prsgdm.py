@@ -48,6 +48,14 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class PRSGDM(Algorithm):
+    """Local SGD with a momentum that is averaged together with the model.
+
+    Use it when FedAvg is too slow and a second vector each way is affordable; u_sync="reset" and
+    "keep" do without that vector.
+    Beware: the momentum is not damped, so the effective step is eta / (1 - beta): start at a tenth
+    of FedAvg's eta if beta = 0.9.
+    """
+
     eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
     beta: float = hyper(0.9, between(0, 1), "the memory of the momentum")
     momentum: str = hyper("polyak", one_of("polyak", "nesterov"), "the kind of momentum")

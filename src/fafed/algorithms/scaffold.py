@@ -53,6 +53,13 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class SCAFFOLD(Algorithm):
+    """FedAvg whose local steps are corrected by how a client differs from the mean.
+
+    Use it when data differ: no bias of local steps, at FedAvg's price in bytes and gradients.
+    Beware: the default wire needs everyone in every round and two vectors kept by each client;
+    wire="full" lets clients be absent, keeps one, and sends two vectors each way.
+    """
+
     eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
     eta_g: float = hyper(1.0, above(0), "the server's step size")
     control: str = hyper(

@@ -23,6 +23,14 @@ from fafed.schedules import Rate
 
 @dataclass(frozen=True)
 class STEM(Algorithm):
+    """Variance-reduced local steps: FAFED without the adaptive scale.
+
+    Use it when everyone takes part, data differ, and coordinates are of similar scale: it sends two
+    vectors each way instead of FAFED's three.
+    Beware: two gradients per step. Only a small alpha removes drift; alpha = 1 is plain local SGD.
+    When the clients change, the estimate d starts anew.
+    """
+
     eta: Rate = hyper(0.01, above(0, schedule=True), "the step size")
     alpha: Rate = hyper(
         0.1,

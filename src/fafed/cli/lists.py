@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import asdict
+from typing import Annotated
 
 import typer
 
 from fafed.cli.options import Json, print_json
 
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print the page docs/algorithms.md.")]
 
-def algorithms(as_json: Json = False) -> None:
+
+def algorithms(as_json: Json = False, as_markdown: Markdown = False) -> None:
     """List the algorithms: paper, hyper-parameters, cost."""
     from rich.console import Console
     from rich.table import Table
 
-    from fafed.catalogue import cards
+    from fafed.catalogue import cards, markdown
 
+    if as_markdown:
+        typer.echo(markdown(), nl=False)
+        return
     found = cards()
     if as_json:
         print_json([asdict(card) for card in found])

@@ -127,11 +127,17 @@ def winner(values: Sequence[float | None], higher: bool) -> int | None:
 
 
 def rich_table(runs: Sequence[RunData], title: str | None = None) -> Table:
-    """The final table for a terminal, best values in bold."""
-    rows, found = table(runs), columns(evaluated(runs))
+    """The final table for a terminal, best values in bold; the page has more columns."""
+    rows = table(runs)
+    narrow = ("Seeds", "Rounds", "Sent down")  # the same for all, or told by "Sent up"
+    found = [c for c in columns(evaluated(runs)[:1]) if c.title not in narrow]
     winners: list[Any] = [winner([c.value(row) for row in rows], c.higher) for c in found]
-    result = Table(title=title, caption="mean ± standard deviation over seeds")
-    result.add_column("Algorithm", overflow="fold")
+    seeds = max(row.seeds for row in rows)
+    caption = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+    result = Table(title=title, caption=caption)
+    result.add_column(
+        "Algorithm", overflow="fold", min_width=min(10, max(len(r.label) for r in rows))
+    )
     for column in found:
         result.add_column(column.title, justify="right")
     for i, row in enumerate(rows):
