@@ -216,9 +216,8 @@ whether clients share that scale. *Everyone*: whether all clients must take part
 """
 
 
-def markdown() -> str:
+def markdown(found: Sequence[Card]) -> str:
     """The whole of docs/algorithms.md."""
-    found = cards()
     parts = [INTRODUCTION, OVERVIEW]
     parts.append(_table(OVERVIEW_COLUMNS, (_overview(card) for card in found)))
     for _, family in itertools.groupby(found, lambda card: card.module):

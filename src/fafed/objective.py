@@ -270,9 +270,11 @@ class Model(_Differentiable):
 
 def chunks(data: tuple[Tensor, ...], size: int = 1000) -> Iterator[Batch]:
     """A dataset in order, for evaluation."""
-    start, fresh = torch.zeros((), dtype=torch.int64), torch.ones((), dtype=torch.bool)
+    device = data[0].device
+    key = torch.zeros((), dtype=torch.int64, device=device)
+    fresh = torch.ones((), dtype=torch.bool, device=device)
     for i in range(0, len(data[0]), size):
-        yield Batch(tuple(part[i : i + size] for part in data), start, fresh)
+        yield Batch(tuple(part[i : i + size] for part in data), key, fresh)
 
 
 def _forked(device: torch.device) -> contextlib.AbstractContextManager[None]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from fafed.cli import data, runs
+from fafed.cli import data, runs, theory
 from fafed.cli.lists import algorithms, presets
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.command()(runs.report)
 app.command()(presets)
 app.command()(algorithms)
 app.add_typer(data.app, name="data")
+app.add_typer(theory.app, name="theory")
 
 
 def main() -> None:

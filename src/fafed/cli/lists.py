@@ -20,10 +20,10 @@ def algorithms(as_json: Json = False, as_markdown: Markdown = False) -> None:
 
     from fafed.catalogue import cards, markdown
 
-    if as_markdown:
-        typer.echo(markdown(), nl=False)
-        return
     found = cards()
+    if as_markdown:
+        typer.echo(markdown(found), nl=False)
+        return
     if as_json:
         print_json([asdict(card) for card in found])
         return

@@ -22,6 +22,7 @@ from fafed.algorithm import Batch, Draw
 from fafed.errors import ConfigError, DataError
 
 BatchSize = int | Literal["full"]
+Indices = NDArray[np.int64]
 
 
 class Drawn(NamedTuple):
@@ -66,6 +67,16 @@ class Source(Protocol):
         """On this device, floating-point data in this type."""
 
 
+def draw_stacked(
+    source: Source, kinds: Sequence[Draw], clients: Sequence[int], step: int, steps: int
+) -> Draws:
+    """The draws of several clients, where they are stackable; a source may have a faster way."""
+    at_once = getattr(source, "draw_stacked", None)
+    if at_once is not None:
+        return at_once(kinds, clients, step, steps)  # type: ignore[no-any-return]
+    return tree.stack([source.draw(kinds, c, step, steps) for c in clients])  # type: ignore[no-any-return]
+
+
 class ClientBatches:
     """One client's view during one exchange: batches are gathered as they are asked for."""
 
@@ -97,21 +108,22 @@ class Examples:
     def __init__(
         self,
         pool: Any,
-        parts: Sequence[NDArray[np.int64]],
+        parts: Sequence[Indices],
         *,
         batch_size: BatchSize = 50,
         anchor_size: BatchSize | None = None,
         seed: int = 0,
     ) -> None:
         self.pool = pool
-        self.parts = [np.asarray(part, dtype=np.int64) for part in parts]
+        self.parts: list[Indices] = [np.asarray(part, dtype=np.int64) for part in parts]
         self.examples = tuple(len(part) for part in self.parts)
         self.batch_size = _checked_size("batch_size", batch_size)
         self.anchor_size = _checked_size(
             "opening_batch_size", batch_size if anchor_size is None else anchor_size
         )
         self.seed = seed
-        self._orders: dict[tuple[int, int], NDArray[np.int64]] = {}
+        self._orders: dict[tuple[int, int], Indices] = {}
+        self._stacks: dict[int, tuple[Indices, Indices]] = {}
         for client, n in enumerate(self.examples):
             if n == 0:
                 raise DataError(
@@ -142,46 +154,68 @@ class Examples:
         return len(set(self.examples)) == 1 or all(sizes[kind] != "full" for kind in kinds)
 
     def draw(self, kinds: Sequence[Draw], client: int, step: int, steps: int) -> Draws:
-        size = self.batch_size
+        return tree.take(self.draw_stacked(kinds, [client], step, steps), 0)  # type: ignore[no-any-return]
+
+    def draw_stacked(
+        self, kinds: Sequence[Draw], clients: Sequence[int], step: int, steps: int
+    ) -> Draws:
+        who = np.asarray(clients)
+        sizes = {"round": self.batch_size, "anchor": self.anchor_size, "full": "full"}
+        count = {"round": steps, "anchor": 1, "full": 1}
         return Draws(
-            round=self._drawn("round", client, step, steps, size) if "round" in kinds else (),
-            anchor=self._drawn("anchor", client, step, 1, self.anchor_size)
-            if "anchor" in kinds
-            else (),
-            full=self._drawn("full", client, step, 1, "full") if "full" in kinds else (),
+            *(
+                self._drawn(kind, who, step, count[kind], sizes[kind]) if kind in kinds else ()
+                for kind in ("round", "anchor", "full")
+            )
         )
 
-    def _drawn(self, kind: str, client: int, step: int, steps: int, size: BatchSize) -> Drawn:
-        n = self.examples[client]
+    def _drawn(self, kind: str, who: Indices, step: int, steps: int, size: Any) -> Drawn:
+        lengths = np.asarray(self.examples)[who]
+        places = np.empty((len(who), steps, lengths[0] if size == "full" else size), np.int64)
+        for n in np.unique(lengths):
+            here = lengths == n
+            places[here] = self._places(kind, who[here], int(n), step, steps, size)
+        at = np.arange(step + 1, step + steps + 1)
+        key = randomness.keys(f"masks {kind}", self.seed, who[:, None], at)
+        fresh = torch.ones(len(who), steps, dtype=torch.bool)
+        return Drawn(torch.from_numpy(places), randomness.tensor(key), fresh)
+
+    def _places(self, kind: str, who: Indices, n: int, step: int, steps: int, size: Any) -> Indices:
+        """Rows of the pool for clients that all have n examples: (clients, steps, size)."""
+        own, index = self._shards(n)
+        mine = index[who]
         if size == "full":
-            rows = np.broadcast_to(np.arange(n), (steps, n))
-        elif kind == "anchor":  # at most one a round: its own order, so it never shifts the steps'
-            key = randomness.keys("anchor", self.seed, client, step)
-            rows = np.resize(randomness.permutations(key, n), (1, size))
-        else:
-            rows = self._stream(client, step * size, steps * size).reshape(steps, size)
-        count = np.arange(step + 1, step + steps + 1)
-        key = randomness.keys(f"masks {kind}", self.seed, client, count)
-        return Drawn(
-            torch.from_numpy(self.parts[client][rows]),
-            randomness.tensor(key),
-            torch.ones(steps, dtype=torch.bool),
-        )
-
-    def _stream(self, client: int, start: int, count: int) -> NDArray[np.int64]:
-        """Places start .. start+count of the client's endless sequence of shuffled epochs."""
-        n = self.examples[client]
+            return np.broadcast_to(own[mine][:, None], (len(who), steps, n))
+        if kind == "anchor":  # at most one a round: its own order, so it never shifts the steps'
+            key = randomness.keys("anchor", self.seed, who, step)
+            order = np.resize(np.arange(n), size)
+            rows: Indices = own[mine[:, None], randomness.permutations(key, n)[:, order]]
+            return rows[:, None]
+        start, count = step * size, steps * size
         epochs = range(start // n, (start + count - 1) // n + 1)
-        orders = [self._order(client, epoch) for epoch in epochs]
+        stream = np.concatenate([self._order(n, epoch)[mine] for epoch in epochs], axis=1)
         first = start - epochs[0] * n
-        return np.concatenate(orders)[first : first + count]
+        rows = own[mine[:, None], stream[:, first : first + count]]
+        return rows.reshape(len(who), steps, size)
 
-    def _order(self, client: int, epoch: int) -> NDArray[np.int64]:
-        if (client, epoch) not in self._orders:
-            self._orders.pop((client, epoch - 2), None)
-            key = randomness.keys("epoch", self.seed, client, epoch)
-            self._orders[client, epoch] = randomness.permutations(key, self.examples[client])
-        return self._orders[client, epoch]
+    def _shards(self, n: int) -> tuple[Indices, Indices]:
+        """The rows of all clients with n examples, (clients, n), and where each client stands."""
+        if n not in self._stacks:
+            members = np.flatnonzero(np.asarray(self.examples) == n)
+            index = np.full(len(self.examples), -1)
+            index[members] = np.arange(len(members))
+            self._stacks[n] = np.stack([self.parts[c] for c in members]), index
+        return self._stacks[n]
+
+    def _order(self, n: int, epoch: int) -> Indices:
+        """The order of an epoch for all clients with n examples: (clients, n)."""
+        if (n, epoch) not in self._orders:
+            for old in [k for k in self._orders if k[0] == n and k[1] < epoch - 1]:
+                del self._orders[old]
+            members = np.flatnonzero(np.asarray(self.examples) == n)
+            key = randomness.keys("epoch", self.seed, members, epoch)
+            self._orders[n, epoch] = randomness.permutations(key, n)
+        return self._orders[n, epoch]
 
 
 def _checked_size(name: str, size: Any) -> BatchSize:

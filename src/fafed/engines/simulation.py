@@ -15,14 +15,14 @@ from torch import Tensor
 
 from fafed import tree
 from fafed.algorithm import Algorithm, Batch, Exchange, Trip
-from fafed.data.batches import ClientBatches, Draws, Source
+from fafed.data.batches import ClientBatches, Draws, Source, draw_stacked
 from fafed.engines.contract import NotFinite, Reply
 from fafed.errors import ConfigError
 from fafed.objective import Memory, Objective
 
 ENGINES = ("auto", "loop", "vmap")
 SMALL_GRADIENT = 3e7  # floating-point operations; measured by benchmarks/engine_choice.py
-GROUP_BYTES = 2**25  # vmap: parameters of the clients in one group; larger ones leave the cache
+GROUP_BYTES = 2**23  # vmap: parameters of the clients in one group; larger ones leave the cache
 
 
 class ClientState(NamedTuple):
@@ -30,6 +30,16 @@ class ClientState(NamedTuple):
 
     local: Any
     hidden: Any
+
+
+class Row(NamedTuple):
+    """Where a client's state is: by itself, or a row of a group's, which saves restacking."""
+
+    stacked: ClientState
+    row: int | None = None
+
+    def state(self) -> ClientState:
+        return self.stacked if self.row is None else tree.take(self.stacked, self.row)
 
 
 class Oracle:
@@ -87,8 +97,8 @@ class Simulation:
         self.source = source
         self.weights = list(weights)
         self.steps = steps
-        self.states: list[ClientState | None] = [None] * len(self.weights)
-        self.pending: dict[int, ClientState] = {}  # of the round under way
+        self.kept: list[Row | None] = [None] * len(self.weights)
+        self.pending: dict[int, Row] = {}  # of the round under way
         self.engine = self._choose(engine)
 
     @property
@@ -125,9 +135,18 @@ class Simulation:
             bytes_down=n * tree.nbytes((down, buffers)),
         )
 
+    @property
+    def states(self) -> list[ClientState | None]:
+        """What each client keeps; None for one that has not taken part yet."""
+        return [None if kept is None else kept.state() for kept in self.kept]
+
+    @states.setter
+    def states(self, states: Sequence[ClientState | None]) -> None:
+        self.kept = [None if state is None else Row(state) for state in states]
+
     def commit(self) -> None:
-        for client, state in self.pending.items():
-            self.states[client] = state
+        for client, kept in self.pending.items():
+            self.kept[client] = kept
         self.pending = {}
 
     def rollback(self) -> None:
@@ -143,17 +162,18 @@ class Simulation:
         clients: Sequence[int],
         step: int,
         mean: tree.Mean,
-    ) -> tuple[dict[int, ClientState], float, Any, int]:
-        new, loss, work, up = {}, 0.0, Work(), 0
+    ) -> tuple[dict[int, Row], float, Work, int]:
+        new: dict[int, Row] = {}
+        loss, work, up = 0.0, Work(), 0
         for client in clients:
-            draws = self._draws(exchange, client, step)
+            draws = self._moved(self.source.draw(exchange.draw, client, step, self.steps))
             local, hidden = self._state(client, down.x)
             oracle = Oracle(self.objective, Memory(buffers, hidden), functional=False)
             batches = ClientBatches(self.source.gather, draws)
             local, message = exchange.client(oracle, down, local, batches)
             _check(client, oracle.loss, message)
             mean.add((message, oracle.after.buffers), self.weights[client])
-            new[client] = ClientState(local, oracle.after.hidden)
+            new[client] = Row(ClientState(local, oracle.after.hidden))
             loss += self.weights[client] * float(oracle.loss)
             work.add(oracle)
             up = self._weight(message, oracle.after.buffers)
@@ -169,14 +189,15 @@ class Simulation:
         clients: Sequence[int],
         step: int,
         mean: tree.Mean,
-    ) -> tuple[dict[int, ClientState], float, Any, int]:
-        new, loss, work, up = {}, 0.0, Work(), 0
-        for group in self._groups(clients, down.x):
+    ) -> tuple[dict[int, Row], float, Work, int]:
+        new: dict[int, Row] = {}
+        loss, work, up = 0.0, Work(), 0
+        for group in self._groups(clients):
             found, oracle = self._group(exchange, down, buffers, group, step)
             locals_, message, memory, losses = found
             _check_rows(group, losses, message)
-            for row, client in enumerate(group):
-                new[client] = ClientState(*tree.take((locals_, memory.hidden), row))
+            stacked = ClientState(locals_, memory.hidden)
+            new |= {client: Row(stacked, row) for row, client in enumerate(group)}
             weights = torch.tensor([self.weights[c] for c in group], dtype=torch.float64)
             mean.add_stacked((message, memory.buffers), weights.to(losses.device))
             loss += float(weights.to(losses) @ losses)
@@ -201,26 +222,25 @@ class Simulation:
             local, message = exchange.client(oracle, down, local, batches)
             return local, message, oracle.after, oracle.loss
 
-        states = tree.stack([self._state(c, down.x) for c in group])
-        draws = tree.stack([self._draws(exchange, c, step) for c in group])
+        states = self._stacked(group, down.x)
+        draws = self._moved(draw_stacked(self.source, exchange.draw, group, step, self.steps))
         own = tree.map(lambda leaf: leaf.expand(len(group), *leaf.shape).clone(), buffers)
         found = torch.func.vmap(one)(states.local, states.hidden, draws, own)
         return found, oracles[0]
 
-    def _groups(self, clients: Sequence[int], x: Tensor) -> list[list[int]]:
+    def _groups(self, clients: Sequence[int]) -> list[list[int]]:
         model = self.objective.x0
         size = max(1, GROUP_BYTES // (model.numel() * model.element_size()))
         groups = []
         for has_hidden in (False, True):  # states of one group must stack
-            kind = [c for c in clients if bool(self._state(c, x).hidden) is has_hidden]
+            kind = [c for c in clients if self._has_hidden(c) is has_hidden]
             even = -(-len(kind) // max(1, -(-len(kind) // size)))
             groups += [kind[i : i + even] for i in range(0, len(kind), even or 1)]
         return groups
 
     # What both need.
 
-    def _draws(self, exchange: Exchange, client: int, step: int) -> Draws:
-        draws = self.source.draw(exchange.draw, client, step, self.steps)
+    def _moved(self, draws: Draws) -> Draws:
         device = self.objective.x0.device
         return draws if device.type == "cpu" else tree.map(lambda leaf: leaf.to(device), draws)
 
@@ -228,8 +248,28 @@ class Simulation:
         return self.algorithm.message_bytes(message) + tree.nbytes(buffers)
 
     def _state(self, client: int, x: Tensor) -> ClientState:
-        known = self.pending.get(client) or self.states[client]
-        return known or ClientState(self.algorithm.join(x), ())
+        kept = self.pending.get(client) or self.kept[client]
+        return ClientState(self.algorithm.join(x), ()) if kept is None else kept.state()
+
+    def _has_hidden(self, client: int) -> bool:
+        kept = self.pending.get(client) or self.kept[client]
+        return kept is not None and bool(kept.stacked.hidden)
+
+    def _stacked(self, group: Sequence[int], x: Tensor) -> ClientState:
+        """The states of a group; at no cost if they came out of the last exchange together."""
+        kept = [self.pending.get(client) or self.kept[client] for client in group]
+        first = kept[0]
+        if all(k is None for k in kept):
+            new = ClientState(self.algorithm.join(x), ())
+            return tree.map(lambda leaf: leaf.expand(len(group), *leaf.shape), new)  # type: ignore[no-any-return]
+        if first is not None and all(
+            k is not None and k.stacked is first.stacked and k.row == row
+            for row, k in enumerate(kept)
+        ):
+            leaves = tree.leaves(first.stacked)
+            if not leaves or len(leaves[0]) == len(group):
+                return first.stacked
+        return tree.stack([self._state(client, x) for client in group])  # type: ignore[no-any-return]
 
     # Which of the two.
 
