@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo picture test lint bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -16,6 +16,9 @@ setup: $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/fafed compare fashion-mnist-high --set rounds=40 --set eval_every=4 --runs demo -o demo/report
+
+picture: demo  # the one in the README
+	cp demo/report/curves-rounds.svg docs/images/demo.svg
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -n 2
