@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fafed.theory import protocols, rates
+from fafed.theory import protocols, rates, rates_accuracy
 from fafed.theory.protocols import Horizons
 from fafed.theory.rates import Size
 
@@ -30,8 +30,8 @@ def test_schedules_have_the_powers_of_the_theory():
 
 
 def test_local_steps_grow_as_the_theories_allow():
-    assert [rates.growing_q("FAFED", T) for T in (1024, 8192, 32768)] == [4, 8, 13]
-    assert [rates.growing_q("FedAvg", T) for T in (1024, 32768)] == [2, 5]
+    assert [rates_accuracy.growing_q("FAFED", T) for T in (1024, 8192, 32768)] == [4, 8, 13]
+    assert [rates_accuracy.growing_q("FedAvg", T) for T in (1024, 32768)] == [2, 5]
 
 
 def check_exponents_satisfy_the_loosened_criterion(finding):
@@ -68,10 +68,10 @@ def check_costs_are_those_of_the_engine(finding):
 
 def test_costs_interpolate_on_log_scales():
     accuracy, cost = np.array([0.4, 0.2, 0.1]), np.array([10.0, 100.0, 1000.0])
-    assert rates._needed(accuracy, cost, 0.2) == pytest.approx(100)
-    assert rates._needed(accuracy, cost, 0.2 * 2**0.5) == pytest.approx(10**1.5)
-    assert rates._needed(accuracy, cost, 0.05) is None
-    assert rates._common_accuracy([accuracy, np.array([0.5, 0.123])]) == 0.13
+    assert rates_accuracy._needed(accuracy, cost, 0.2) == pytest.approx(100)
+    assert rates_accuracy._needed(accuracy, cost, 0.2 * 2**0.5) == pytest.approx(10**1.5)
+    assert rates_accuracy._needed(accuracy, cost, 0.05) is None
+    assert rates_accuracy._common_accuracy([accuracy, np.array([0.5, 0.123])]) == 0.13
 
 
 def check_bad_scaling_is_what_the_matrix_is_for(finding):

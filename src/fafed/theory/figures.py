@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 BLUE, RED, GREEN, PINK, OCHRE, INK = LIGHT.hues
 MUTED = LIGHT.muted
+HUES = {"FedAvg": INK, "STEM": GREEN, "FAFED": BLUE}
 DASH, DOT = DASHES["dash"], DASHES["dot"]
 
 Draw = Callable[[Finding], "dict[str, Figure]"]

@@ -23,7 +23,8 @@ from fafed.theory.problems import Robust
 
 Array = NDArray[np.float64]
 METHODS = ("FedAvg", "STEM", "FAFED")
-Q = 4
+N, Q = 4, 4  # clients and local steps, where nothing else is said
+FITTED = 5  # horizons a power of T is fitted to, the longest ones
 
 
 def algorithm(method: str, eta: Any, alpha: Any, rho: float = 0.1) -> Algorithm:

@@ -7,30 +7,24 @@ cost of an accuracy in steps, samples, rounds and bytes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from fafed.report.numbers import size as bytes_shown
-from fafed.theory import fits, protocols
+from fafed.theory import fits, protocols, rates_accuracy, rates_scaling
 from fafed.theory.findings import Claim, Finding, Table, short
 from fafed.theory.fits import Estimate
-from fafed.theory.problems import Robust
-from fafed.theory.protocols import METHODS, Grid, Horizons, Q, Scaling, Task
+from fafed.theory.protocols import FITTED, METHODS, Grid, Horizons, N, Q, Task
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "rates"
-N = 4
 MANY = (2, 4, 8, 16)
 LONGER = (4, 8, 16, 32)  # local steps
-FITTED = 5  # horizons, the longest ones
 THEORY = {"FedAvg": -1 / 2, "STEM": -2 / 3, "FAFED": -2 / 3}
 PASS = {"FedAvg": (-0.56, -0.43), "STEM": (-0.75, -0.56), "FAFED": (-0.75, -0.56)}
 MARGIN = 0.08  # by which FAFED's exponent must be below FedAvg's
@@ -41,11 +35,6 @@ ETAS: dict[str, tuple[float, ...]] = {
     "STEM": (0.02, 0.04, 0.08, 0.16, 0.32),
     "FAFED": (0.028, 0.056, 0.112, 0.224, 0.448),
 }
-SCALING_ETAS: dict[str, tuple[float, ...]] = {
-    "STEM": (0.01, 0.05, 0.2, 1.0, 5.0),
-    "FAFED": (0.002, 0.01, 0.05, 0.2, 1.0),
-}
-SCALING_ALPHAS = (0.3, 0.1, 0.03, 0.01, 0.003)
 
 
 @dataclass(frozen=True)
@@ -79,29 +68,6 @@ FULL = Size(
 )
 
 
-class Scenario(NamedTuple):
-    label: str
-    smallest: float
-    rotated: bool = False
-    e1_scaled: bool = True
-
-
-SCENARIOS = (
-    Scenario("1", 1.0),
-    Scenario("0.1", 0.1),
-    Scenario("0.01", 0.01),
-    Scenario("0.01, rotated", 0.01, rotated=True),
-    Scenario("0.01, equal noise", 0.01, e1_scaled=False),
-)
-
-
-def growing_q(method: str, T: int) -> int:
-    """Local steps that the theories allow: (T/N^2)^(1/3), for FedAvg T^(1/4)/N^(3/4)."""
-    if method == "FedAvg":
-        return max(1, round(float(T ** (1 / 4) / N ** (3 / 4))))
-    return max(1, round(float((T / N**2) ** (1 / 3))))
-
-
 def measure(
     size: Size | None = None,
     jobs: int = 1,
@@ -115,9 +81,11 @@ def measure(
     results = {name: {k: found[t] for k, t in group.items()} for name, group in plan.items()}
     powers = _powers(size, results)
     tuned = _tuned(size, results["grid"])
-    costs = _costs(size, results)
+    costs = rates_accuracy.costs(
+        size.horizons, results["T"], size.growing_horizons, results["growing"]
+    )
     longer = _longer(size, results["q"])
-    scaling = _scaling(results["scaling"])
+    scaling = rates_scaling.result(results["scaling"])
     return Finding(
         name=NAME,
         title="Rates",
@@ -160,7 +128,7 @@ def _plan(size: Size) -> dict[str, dict[Any, Task]]:
             for n in MANY
         },
         "growing": {
-            (m, T): Horizons(m, N, (T,), growing_q(m, T), size.seeds)
+            (m, T): Horizons(m, N, (T,), rates_accuracy.growing_q(m, T), size.seeds)
             for m in METHODS
             for T in size.growing_horizons
         },
@@ -175,20 +143,7 @@ def _plan(size: Size) -> dict[str, dict[Any, Task]]:
             )
             for m in METHODS
         },
-        "scaling": {
-            (m, s): Scaling(
-                m,
-                s.smallest,
-                s.rotated,
-                s.e1_scaled,
-                SCALING_ETAS[m],
-                SCALING_ALPHAS,
-                size.scaling_horizon,
-                size.grid_seeds,
-            )
-            for m in SCALING_ETAS
-            for s in SCENARIOS
-        },
+        "scaling": rates_scaling.plan(size.scaling_horizon, size.grid_seeds),
     }
 
 
@@ -288,121 +243,6 @@ def _width(method: str) -> int:
     return 1 if method == "FedAvg" else len(ALPHAS)
 
 
-# Protocol C.
-
-AXES = ("steps", "samples", "rounds", "bytes")
-
-
-class Costs(NamedTuple):
-    table: Table
-    slopes_table: Table
-    accuracy: dict[str, NDArray[np.float64]]  # label -> mean gradient norm at every horizon
-    spent: dict[str, dict[str, NDArray[np.float64]]]  # label -> axis -> cost at every horizon
-    slopes: dict[str, dict[str, Estimate]]
-    fine: float  # the two accuracies of the table
-    coarse: float
-    needed: dict[tuple[str, float], dict[str, float | None]]
-
-
-def _costs(size: Size, results: dict[str, dict[Any, Any]]) -> Costs:
-    accuracy, spent, slopes = {}, {}, {}
-    for m in METHODS:
-        fixed = results["T"][m][1]
-        growing = np.stack([results["growing"][m, T][1, 0] for T in size.growing_horizons])
-        qs = [growing_q(m, T) for T in size.growing_horizons]
-        for label, norms, Ts, q in (
-            (m, fixed, size.horizons, [Q] * len(size.horizons)),
-            (f"{m}, q growing", growing, size.growing_horizons, qs),
-        ):
-            accuracy[label] = norms.mean(-1)
-            spent[label] = _spent(m, Ts, q)
-            last = norms[-FITTED:]
-            slopes[label] = {
-                axis: fits.bootstrap(last, _cost_slope(cost[-FITTED:]))
-                for axis, cost in spent[label].items()
-            }
-    fine = _common_accuracy([accuracy[m] for m in METHODS])
-    coarse = 2 * fine
-    needed = {
-        (label, eps): {
-            axis: _needed(accuracy[label], cost, eps) for axis, cost in spent[label].items()
-        }
-        for eps in (coarse, fine)
-        for label in accuracy
-    }
-    slopes_table = Table(
-        "Powers of the accuracy",
-        ("algorithm", "steps per client", "samples", "rounds", "bytes"),
-        [(label, *(str(by_axis[axis]) for axis in AXES)) for label, by_axis in slopes.items()],
-        "Cost ~ accuracy to this power. With q fixed all four costs are multiples of each other. "
-        "Theory for q fixed: -3 for STEM and FAFED, -4 for FedAvg, in every column; for q growing "
-        "like (T/N^2)^(1/3): -2 in rounds and bytes; for FedAvg with q growing like "
-        "T^(1/4)/N^(3/4): -3.",
-    )
-    table = _cost_table(needed)
-    return Costs(table, slopes_table, accuracy, spent, slopes, fine, coarse, needed)
-
-
-def _cost_slope(cost: NDArray[np.float64]) -> Callable[[Any], Any]:
-    return lambda mean: fits.slope(mean, np.broadcast_to(cost[:, None], mean.shape))
-
-
-def _spent(method: str, Ts: Sequence[int], qs: Sequence[int]) -> dict[str, Any]:
-    """What a run of each horizon costs; samples and bytes as the library's engine counts them."""
-    costs: dict[str, list[float]] = {axis: [] for axis in AXES}
-    for T, q in zip(Ts, qs, strict=True):
-        run = Robust(clients=N).run(protocols.algorithm(method, 0.1, 0.1), rounds=2, q=q)
-        one, two = run
-        rounds = -(-T // q)
-
-        def total(name: str, one: Any = one, two: Any = two, rounds: int = rounds) -> float:
-            first, second = getattr(one, name), getattr(two, name)
-            return float(first + (rounds - 1) * (second - first))
-
-        costs["steps"].append(rounds * q)
-        costs["samples"].append(total("samples"))
-        costs["rounds"].append(rounds)
-        costs["bytes"].append(total("bytes_up") + total("bytes_down"))
-    return {axis: np.array(values, float) for axis, values in costs.items()}
-
-
-def _common_accuracy(curves: Sequence[NDArray[np.float64]]) -> float:
-    """The finest accuracy, of two digits, that every curve reaches."""
-    worst = max(float(curve.min()) for curve in curves)
-    digits = 1 - int(np.floor(np.log10(worst)))
-    return float(np.ceil(worst * 10**digits) / 10**digits)
-
-
-def _needed(accuracy: NDArray[np.float64], cost: NDArray[np.float64], eps: float) -> float | None:
-    """The cost at which the curve reaches eps, interpolated between horizons on log scales."""
-    order = np.argsort(accuracy)
-    if not accuracy[order[0]] <= eps <= accuracy[order[-1]]:
-        return None
-    return float(np.exp(np.interp(np.log(eps), np.log(accuracy[order]), np.log(cost[order]))))
-
-
-def _cost_table(needed: dict[tuple[str, float], dict[str, float | None]]) -> Table:
-    rows = []
-    for (label, eps), cost in needed.items():
-        *counts, sent = cost.values()
-        whole = [None if count is None else round(count) for count in counts]
-        rows.append((eps, label, *whole, None if sent is None else bytes_shown(sent)))
-    return Table(
-        "The cost of an accuracy (protocol C)",
-        (
-            "mean gradient norm",
-            "algorithm",
-            "steps per client",
-            "samples, all clients",
-            "rounds",
-            "bytes, all clients",
-        ),
-        rows,
-        "From the runs of protocol A, interpolated between horizons; a dash is out of their reach. "
-        "Samples count every gradient evaluation, two per step for STEM and FAFED.",
-    )
-
-
 def _longer(size: Size, results: dict[Any, NDArray[np.float64]]) -> Table:
     """How far q can grow while eta stays."""
     rows = [(q, *(float(results[q, mean][0].mean()) for mean in (False, True))) for q in LONGER]
@@ -414,48 +254,6 @@ def _longer(size: Size, results: dict[Any, NDArray[np.float64]]) -> Table:
     )
 
 
-# What A is for.
-
-
-class ScalingResult(NamedTuple):
-    table: Table
-    best: dict[tuple[str, str], float]  # (method, scenario) -> loss
-    floor: float
-
-
-def _scaling(results: dict[Any, NDArray[np.float64]]) -> ScalingResult:
-    best, rows = {}, []
-    for s in SCENARIOS:
-        row: list[Any] = [s.label]
-        for m in SCALING_ETAS:
-            means = results[m, s].mean(-1)
-            means = np.where(np.isfinite(means), means, np.inf)
-            eta, alpha = np.unravel_index(means.argmin(), means.shape)
-            best[m, s.label] = float(means.min())
-            row += [best[m, s.label], SCALING_ETAS[m][eta], SCALING_ALPHAS[alpha]]
-        rows.append(tuple(row))
-    problem = Robust(offsets="gaussian", rotated=False)
-    floor = _floor(problem)
-    table = Table(
-        "Final loss on badly scaled problems",
-        ("smallest scale", "STEM", "eta", "alpha", "FAFED", "eta", "alpha"),
-        rows,
-        "Best of a grid of 5 x 5 settings. Scales of the coordinates from this number to 1, "
-        f"rho = 0.01; the least possible loss is {short(floor)}. Rotated: a rotation before the "
-        "scales. Equal noise: additive noise of the same size in every coordinate, whatever its "
-        "scale.",
-    )
-    return ScalingResult(table, best, floor)
-
-
-def _floor(problem: Robust) -> float:
-    """The least loss, by gradient descent from the mean of the offsets."""
-    x = torch.zeros(problem.d, dtype=torch.float64)
-    for _ in range(500):
-        x = x - 0.2 * problem.full(x)
-    return float(problem.value(x))
-
-
 # Words and pictures.
 
 
@@ -463,18 +261,24 @@ def _claims(
     size: Size,
     powers: Powers,
     tuned: Tuned,
-    costs: Costs,
+    costs: rates_accuracy.Costs,
     longer: Table,
-    scaling: ScalingResult,
+    scaling: rates_scaling.Result,
 ) -> list[Claim]:
     T, Ns = powers.horizon_power, powers.clients_power
     rounds = costs.slopes["FAFED, q growing"]["rounds"]
     fixed = costs.slopes["FAFED"]["steps"]
-    fine, coarse = _ratios(costs, costs.fine), _ratios(costs, costs.coarse)
+    fine, coarse = (
+        rates_accuracy.ratios(costs, costs.fine),
+        rates_accuracy.ratios(costs, costs.coarse),
+    )
     alphas = tuned.alphas["FAFED"]
     by_q = {row[0]: row[1] for row in longer.rows}
+    allowed = rates_accuracy.growing_q("STEM", size.many_horizon)
     best = scaling.best
-    gain = {s.label: best["STEM", s.label] / best["FAFED", s.label] for s in SCENARIOS}
+    gain = {
+        s.label: best["STEM", s.label] / best["FAFED", s.label] for s in rates_scaling.SCENARIOS
+    }
     return [
         Claim(
             "FAFED's mean squared gradient norm falls faster with T than FedAvg's, like T^(-2/3) "
@@ -508,8 +312,8 @@ def _claims(
             by_q[8] < 1.2 * by_q[4] < by_q[32],
             f"With strong heterogeneity and the same eta, STEM's mean squared gradient norm for "
             f"q = 8, 16 and 32 is {_times(by_q, 8)}, {_times(by_q, 16)} and {_times(by_q, 32)} "
-            f"times that for q = 4; (T/N^2)^(1/3) is {growing_q('STEM', size.many_horizon)} here. "
-            "For more local steps the theory asks for a smaller eta.",
+            f"times that for q = 4; (T/N^2)^(1/3) is {allowed} here. For more local "
+            "steps the theory asks for a smaller eta.",
         ),
         Claim(
             "FAFED needs less of everything than FedAvg.",
@@ -549,12 +353,6 @@ def _claims(
     ]
 
 
-def _ratios(costs: Costs, eps: float) -> dict[str, float]:
-    """FAFED's costs over FedAvg's."""
-    fafed, fedavg = costs.needed["FAFED", eps], costs.needed["FedAvg", eps]
-    return {axis: (fafed[axis] or math.inf) / (fedavg[axis] or math.inf) for axis in AXES}
-
-
 def _times(by_q: dict[int, float], q: int) -> str:
     return short(by_q[q] / by_q[4], 3)
 
@@ -566,19 +364,13 @@ def _then(values: Sequence[float]) -> str:
 def draw(finding: Finding) -> dict[str, Figure]:
     return {
         "rates": _draw_powers(finding.lines),
-        "rates-accuracy": _draw_costs(finding.lines["costs"]),
-        "rates-scaling": _draw_scaling(finding.lines["scaling"]),
+        "rates-accuracy": rates_accuracy.draw(finding.lines["costs"]),
+        "rates-scaling": rates_scaling.draw(finding.lines["scaling"]),
     }
 
 
-def _hues() -> dict[str, str]:
-    from fafed.theory.figures import BLUE, GREEN, INK
-
-    return {"FedAvg": INK, "STEM": GREEN, "FAFED": BLUE}
-
-
 def _draw_powers(lines: dict[str, Any]) -> Figure:
-    from fafed.theory.figures import label_ends, log_axes, name_axes, panels
+    from fafed.theory.figures import HUES, label_ends, log_axes, name_axes, panels
 
     size, powers, tuned = lines["size"], lines["powers"], lines["tuned"]
     figure, axes = panels(1, 3, (9.6, 3.3))
@@ -599,7 +391,7 @@ def _draw_powers(lines: dict[str, Any]) -> Figure:
     for axis, title, letter, xs, means, exponents, fitted in shown:
         labels = []
         for m in METHODS:
-            hue, values = _hues()[m], means[m]
+            hue, values = HUES[m], means[m]
             axis.plot(xs, values, "o", color=hue, markersize=4.5)
             used = np.asarray(fitted, float)
             tail = np.log(values[-len(fitted) :])
@@ -610,67 +402,4 @@ def _draw_powers(lines: dict[str, Any]) -> Figure:
         log_axes(axis, xs)
         label_ends(axis, labels)
         name_axes(axis, title, letter, "Mean squared gradient norm" if axis is axes[0] else "")
-    return figure
-
-
-def _draw_costs(costs: Costs) -> Figure:
-    from fafed.theory.figures import DASH, log_axes, name_axes, panels
-
-    figure, axes = panels(1, 4, (9.6, 3.1))
-    titles = {
-        "steps": "Steps per client",
-        "samples": "Samples, all clients",
-        "rounds": "Rounds",
-        "bytes": "Bytes, all clients",
-    }
-    for axis, key in zip(axes, AXES, strict=True):
-        for label, values in costs.accuracy.items():
-            m, growing = label.split(",")[0], "," in label
-            axis.plot(
-                values,
-                costs.spent[label][key],
-                color=_hues()[m],
-                linestyle=DASH if growing else "-",
-                linewidth=1.5,
-                marker="" if growing else "o",
-                markersize=3.5,
-            )
-        axis.invert_xaxis()
-        log_axes(axis, (0.5, 0.2, 0.1), steps=False)
-        name_axes(axis, titles[key], "Mean gradient norm")
-    lines = axes[0].get_lines()
-    names = [*METHODS, "q fixed", "q growing\nwith T"]
-    handles = [*lines[::2], *(_line(style) for style in ("-", DASH))]
-    figure.legend(handles, names, loc="outside right upper", frameon=False, fontsize=8)
-    return figure
-
-
-def _line(style: Any) -> Any:
-    from matplotlib.lines import Line2D
-
-    from fafed.theory.figures import MUTED
-
-    return Line2D([], [], color=MUTED, linestyle=style, linewidth=1.5)
-
-
-def _draw_scaling(scaling: ScalingResult) -> Figure:
-    from fafed.theory.figures import DASH, MUTED, name_axes, note, panels
-
-    figure, (axis,) = panels(1, 1, (6.4, 2.6))
-    for place, s in enumerate(reversed(SCENARIOS)):
-        ends = [scaling.best[m, s.label] for m in SCALING_ETAS]
-        axis.plot(ends, [place, place], color=MUTED, linewidth=0.8, zorder=1)
-        for m, value in zip(SCALING_ETAS, ends, strict=True):
-            axis.plot(value, place, "o", color=_hues()[m], markersize=6)
-    top = len(SCENARIOS) - 1
-    axis.axvline(scaling.floor, color=MUTED, linewidth=0.8, linestyle=DASH)
-    note(axis, "least possible", (scaling.floor + 0.08, top + 0.02))
-    row = SCENARIOS.index(next(s for s in SCENARIOS if s.label == "0.01"))
-    for m in SCALING_ETAS:
-        note(axis, m, (scaling.best[m, "0.01"], top - row + 0.33), _hues()[m], ha="center")
-    axis.set_yticks(range(len(SCENARIOS)), [s.label for s in reversed(SCENARIOS)])
-    axis.set_ylim(-0.5, top + 0.5)
-    axis.grid(False)
-    axis.grid(True, axis="x")
-    name_axes(axis, "What the adaptive matrix is for", "Best final loss", "Smallest scale")
     return figure
