@@ -23,7 +23,8 @@ def needs(name):
 
 
 def test_fashion_mnist_learns_in_two_rounds():
-    e = Experiment.read("fashion-mnist-high", ["rounds=2", "data.clients=4", "eval_every=1"])
+    changes = ["rounds=2", "data.clients=4", "eval_every=1", "algorithm={name='fedavg', eta=0.1}"]
+    e = Experiment.read("fashion-mnist-high", changes)
     prepared = prepare(e)
     first, second = prepared.run
     assert second.train_loss < first.train_loss < 2.5
