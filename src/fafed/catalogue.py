@@ -196,7 +196,8 @@ INTRODUCTION = """\
 # Algorithms
 
 What `fafed algorithms --markdown` prints. Costs are measured from the code, with the default
-settings; a *vector* has as many numbers as the model has parameters. How to write another one:
+settings; a *vector* has as many numbers as the model has parameters. Which one to take is the
+subject of [Which algorithm should I use?](which-algorithm.md); how to write another one, of
 [Add your own algorithm](add-an-algorithm.md).
 
 The letters are the same throughout: x is the server's model, q the number of local steps in a

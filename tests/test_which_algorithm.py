@@ -1,0 +1,132 @@
+"""docs/which-algorithm.md says what results/which-algorithm.json says, about every method."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from small import experiment, write_data
+
+from fafed import ALGORITHMS
+from fafed.experiment import Experiment
+from fafed.rundir import RunDir, execute
+from fafed.tuning import space
+
+SCRIPT = Path(__file__).parent.parent / "docs" / "which_algorithm.py"
+
+
+@pytest.fixture(scope="module")
+def which():
+    spec = importlib.util.spec_from_file_location("which_algorithm", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+@pytest.fixture(scope="module")
+def results(which):
+    return which.Results(json.loads(which.RESULTS.read_text("utf-8")))
+
+
+def test_the_page_is_the_one_that_the_results_give(which, results):
+    page = which.PAGE.read_text("utf-8")
+    assert page == which.render(results), "python docs/which_algorithm.py --render-only"
+    assert f"(images/{which.PICTURE.name})" in page
+    assert which.PICTURE.is_file()
+
+
+def test_every_federated_method_was_measured(which, results):
+    federated = {name for name, cls in ALGORITHMS.items() if cls().population is None}
+    for part in (which.SKEWED, which.ALIKE):
+        assert set(results.parts[part]) == federated
+    assert federated - set(results.parts[which.PARTIAL]) == {"fedpd"}
+
+
+def test_every_method_had_the_same_number_of_trials(which, results):
+    for part, target in which.TARGETS.items():
+        file = which.job(part)
+        assert results.content["targets"][part] == target
+        for name in file.search:
+            tried = [tuple(t["step"].items()) for t in results.parts[part][name]["trials"]]
+            assert len(tried) == 4
+            assert tried == which._grid(file, name)
+            assert tuple(results.parts[part][name]["step"].items()) in tried
+            assert len(space(file, name)) == 1
+
+
+def test_the_chosen_step_has_the_lowest_training_loss(results):
+    for entries in results.parts.values():
+        for entry in entries.values():
+            trials = [t for t in entry.get("trials", []) if t["train_loss"] is not None]
+            if trials:
+                assert entry["step"] == min(trials, key=lambda t: t["train_loss"])["step"]
+
+
+def test_other_numbers_give_another_page(which, results):
+    content = copy.deepcopy(results.content)
+    content["measured"]["skewed"]["domo"]["accuracy"] = [0.9, 0.9, 0.9]
+    changed = which.Results(content)
+    changed.cards = results.cards
+    assert "90.0 ± 0.0 %" in which.render(changed)
+
+
+def test_a_finding_that_the_numbers_do_not_bear_out_is_left_out(which, results):
+    content = copy.deepcopy(results.content)
+    finding = "Correcting drift pays where there is drift"
+    assert finding in which.render(results)
+    fedavg = content["measured"]["skewed"]["fedavg"]
+    content["measured"]["skewed"]["scaffold"], content["measured"]["skewed"]["fedavg"] = (
+        fedavg,
+        content["measured"]["skewed"]["scaffold"],
+    )
+    swapped = which.Results(content)
+    swapped.cards = results.cards
+    assert finding not in which.render(swapped)
+
+
+def test_the_picture_is_drawn(which, results, tmp_path):
+    which.draw(results, tmp_path / "images" / "picture.svg")
+    assert "LocalAMSGrad" in (tmp_path / "images" / "picture.svg").read_text("utf-8")
+
+
+def test_measuring_on_a_tiny_job(which, tmp_path, monkeypatch):
+    data = tmp_path / "data"
+    write_data(data)
+    plain = experiment(data, rounds=2, algorithm={"name": "fedavg"})
+    grids = {"search": {"fedavg": {"eta": [0.001, 0.1]}, "scaffold": {"eta": [0.02, 0.1]}}}
+    half = {"participation": 0.5, "settings": {"scaffold": {"wire": "full"}}}
+    for part in which.TARGETS:
+        content = plain | {"name": part} | (half if part == which.PARTIAL else grids)
+        text = Experiment.of(content).to_toml()
+        (tmp_path / f"{part}.toml").write_text(text, "utf-8")
+    ran = []
+
+    def in_this_process(experiments, root, jobs):
+        places = [RunDir.of(e, root) for e in experiments]
+        for e, place in zip(experiments, places, strict=True):
+            if not place.finished():
+                ran.append(place)
+                execute(e, place)
+        return places
+
+    monkeypatch.setattr(which, "EXPERIMENTS", tmp_path)
+    monkeypatch.setattr(which, "run_all", in_this_process)
+    found = which.measure(tmp_path / "runs", jobs=1)
+    fedavg = found["measured"]["iid"]["fedavg"]
+    assert fedavg["step"] == {"eta": 0.1}
+    assert len(fedavg["accuracy"]) == len(which.SEEDS)
+    assert fedavg["default"] is not None
+    assert (
+        found["measured"]["partial"]["scaffold"]["step"]
+        == (found["measured"]["skewed"]["scaffold"]["step"])
+    )
+    count = len(ran)
+    assert count == 3 * (3 + 3 + 3 * 2) + 3 * 2
+    assert which.measure(tmp_path / "runs", jobs=1) == found
+    assert len(ran) == count
