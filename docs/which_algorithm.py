@@ -159,7 +159,7 @@ def _rounded(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-# Rendering. Numbers come from the results, and every claim in words is checked against them.
+# Rendering. Numbers come from the results, and findings appear only where these bear them out.
 
 SKEWED, ALIKE, PARTIAL, SECOND = TARGETS  # "alike" in the text is "iid" in the files
 
@@ -188,7 +188,8 @@ class Results:
 
     def lead(self, part: str, name: str) -> float:
         """How far ahead of FedAvg."""
-        return self.mean(part, name) - self.mean(part, "fedavg")
+        base = SKEWED if part == SECOND else part
+        return self.mean(part, name) - self.mean(base, "fedavg")
 
     def cost(self, part: str, name: str, axis: str) -> float:
         """What a client spent to reach the target; infinite if not every seed reached it."""
@@ -265,8 +266,8 @@ def render(r: Results) -> str:
 FIGURE = """\
 ![Final accuracies, and costs relative to FedAvg](images/which-algorithm.svg)
 
-*Left: accuracy at the end, mean and standard deviation over seeds. Right: what a client spent until
-the target was reached on skewed data, as a multiple of FedAvg's.*
+*Left: accuracy at the end, mean and standard deviation over the seeds. Right: what a client spent
+until the target was reached on skewed data, as a multiple of FedAvg's.*
 """
 
 
@@ -302,7 +303,9 @@ def _advice(r: Results) -> str:
     stateless = r.best(PARTIAL, r.advisable(lambda c: c.kept == 0))
     light, light_next = r.cheapest("bytes", every)
     brief, brief_next = r.cheapest("gradients", every)
-    untuned = max(every, key=lambda n: min(r.default(SKEWED, n), r.default(ALIKE, n)))
+    untuned, untuned_next, *_ = sorted(
+        every, key=lambda name: -min(r.default(SKEWED, name), r.default(ALIKE, name))
+    )
     behind = r.mean(ALIKE, mixed) - r.mean(ALIKE, "fedavg")
     rows = {
         ("You begin", link("fedavg")): [
@@ -346,7 +349,7 @@ def _advice(r: Results) -> str:
             f"With its default step size it ends at {percent(r.default(SKEWED, untuned))}",
             f"(skewed) and {percent(r.default(ALIKE, untuned))} (alike), and",
             f"{r.near(SKEWED, untuned)} and {r.near(ALIKE, untuned)} of 4 step sizes end within",
-            "three points of the best. FedAvg's default gives",
+            f"three points of the best. Next is {cls(untuned_next)}; FedAvg's default gives",
             f"{percent(r.default(SKEWED, 'fedavg'))} and {percent(r.default(ALIKE, 'fedavg'))}.",
         ],
     }
@@ -376,12 +379,12 @@ def _numbers(r: Results) -> str:
     text = f"""\
 ## The numbers
 
-Accuracy: on the test set after {e.rounds} rounds, mean and standard deviation over the three seeds.
-Rounds, gradients, MB: what one client has spent, sent and received when the test accuracy, which is
-looked at every {e.eval_every} rounds, is first seen at the target; {NOTHING} if not every seed got
-there. Gradients are counted in batches of {e.batch_size}. Default: accuracy with the step size that
-the method has if nobody chooses one. Near: how many of the four step sizes, a factor of about three
-apart, end within three points of the best of them. The last two are of seed
+Accuracy: on the test set, mean of the last {TAIL} evaluations (every {e.eval_every} rounds up to
+round {e.rounds}), then mean and standard deviation over the three seeds. Rounds, gradients, MB:
+what one client has spent, sent and received when an evaluation first shows the target; {NOTHING} if
+not every seed got there. Gradients are counted in batches of {e.batch_size}. Default: accuracy with
+the step size that the method has if nobody chooses one. Near: how many of the four step sizes, a
+factor of about three apart, end within three points of the best of them. The last two are of seed
 {r.content["seeds"]["choosing"]}.
 """
     note = """
@@ -428,28 +431,32 @@ def _findings(r: Results) -> str:
         ),
         (
             r.lead(SKEWED, "scaffold") > 0.01 > abs(r.lead(ALIKE, "scaffold"))
-            and r.cost(SKEWED, "scaffold", "rounds") < r.cost(SKEWED, "fedavg", "rounds"),
+            and r.cost(SKEWED, "scaffold", "rounds") < r.cost(SKEWED, "fedavg", "rounds")
+            and r.lead(SKEWED, "fedpd") < 0,
             "**Correcting drift pays where there is drift.** On skewed data SCAFFOLD is at the",
             f"target after {r.took(SKEWED, 'scaffold')} rounds and FedAvg after",
             f"{r.took(SKEWED, 'fedavg')}, at the same price per round; on data that are alike,",
             f"after {r.took(ALIKE, 'scaffold')} and {r.took(ALIKE, 'fedavg')}. That FedAvg comes",
             "to rest beside the optimum and SCAFFOLD does not is exact on quadratics, and tested.",
+            "But no bias does not mean speed: FedPD has none either, and ends at",
+            f"{r.end(SKEWED, 'fedpd')} with its default mu.",
         ),
         (
-            all(r.lead(part, n) > 0.01 for part in (SKEWED, ALIKE) for n in ("prsgdm", "domo")),
+            all(r.lead(part, n) > 0.005 for part in (SKEWED, ALIKE) for n in ("prsgdm", "domo")),
             f"**Momentum pays in both.** PRSGDM ends {points(r.lead(SKEWED, 'prsgdm'))} above",
             f"FedAvg on skewed data and {points(r.lead(ALIKE, 'prsgdm'))} on data that are alike,",
             f"DOMO {points(r.lead(SKEWED, 'domo'))} and {points(r.lead(ALIKE, 'domo'))}. PRSGDM",
             "sends two vectors each way for it, DOMO one.",
         ),
         (
-            min(server) > 0 > max(r.lead(PARTIAL, "fedadam"), r.lead(PARTIAL, "fedyogi")),
-            "**Adapting on the server helps while everyone is there.** FedAdam, FedYogi,",
-            f"FedAdagrad and FedAMS end {100 * min(server):.1f} to {points(max(server))} above",
-            "FedAvg on skewed data, although they come to rest where FedAvg does (also exact, and",
-            "tested). With a quarter of the clients per round and the same step sizes, FedAdam",
-            f"and FedYogi end {points(-r.lead(PARTIAL, 'fedadam'))} and",
-            f"{points(-r.lead(PARTIAL, 'fedyogi'))} below.",
+            max(server) < 0.01 and gain("fedadam") > 0.02 and r.lead(SECOND, "fedadam") > 0.01,
+            "**Where the server adapts, both step sizes count.** With their default local steps,",
+            f"FedAdam, FedYogi, FedAdagrad and FedAMS end {100 * min(server):+.1f} to",
+            f"{100 * max(server):+.1f} points from FedAvg on skewed data, and they come to rest",
+            "where FedAvg does: that is exact on quadratics, and tested. With local steps of 0.1",
+            f"instead of 0.01, FedAdam goes from {r.end(SKEWED, 'fedadam')} to",
+            f"{r.end(SECOND, 'fedadam')} and is at {r.target(SECOND)} after",
+            f"{r.took(SECOND, 'fedadam')} rounds instead of {r.took(SKEWED, 'fedadam')}.",
         ),
         (
             max(r.lead(SKEWED, "fafed"), r.lead(SKEWED, "stem")) < 0
@@ -468,28 +475,23 @@ def _findings(r: Results) -> str:
             f"{r.took(SKEWED, 'fedavg')} and {r.took(SKEWED, 'fedavg', 'gradients')}.",
         ),
         (
-            r.cost(SECOND, "fedadam", "rounds") < r.cost(SKEWED, "fedadam", "rounds"),
-            "**FedAdam's other step size matters, too.** With local steps of 0.1 instead of the",
-            f"default 0.01 it is at {r.target(SECOND)} after {r.took(SECOND, 'fedadam')} rounds",
-            f"instead of {r.took(SKEWED, 'fedadam')}, and ends at {r.end(SECOND, 'fedadam')}",
-            f"instead of {r.end(SKEWED, 'fedadam')}.",
-        ),
-        (
             max(abs(r.lead(part, "fedprox")) for part in (SKEWED, ALIKE)) < 0.01,
             "**FedProx with its default mu is FedAvg**, but for",
             f"{points(abs(r.lead(SKEWED, 'fedprox')))} on skewed data and",
             f"{points(abs(r.lead(ALIKE, 'fedprox')))} on data that are alike.",
         ),
         (
-            deviation[PARTIAL] > 5 * deviation[SKEWED]
-            and (r.ranked(PARTIAL)[0], r.ranked(PARTIAL)[-1]) == ("scaffold", "fedglomo"),
-            "**With a quarter of the clients per round, the end is a matter of luck.** The",
-            f"standard deviation of FedAvg grows from {points(deviation[SKEWED])} to",
-            f"{points(deviation[PARTIAL])}, that of {cls(shaky)} is",
-            f"{points(r.accuracy(PARTIAL, shaky).std)}: each round pulls towards the classes of",
-            f"those who are there. SCAFFOLD ends at {r.end(PARTIAL, 'scaffold')}: its c remembers",
-            f"those who are not. FedGLOMO ends at {r.end(PARTIAL, 'fedglomo')}: it adds changes",
-            "measured on this round's clients to an estimate made on the last round's.",
+            deviation[PARTIAL] > 3 * deviation[SKEWED]
+            and r.ranked(PARTIAL)[0] == "scaffold"
+            and r.ranked(SKEWED)[0] == "domo"
+            and r.lead(PARTIAL, "domo") < -0.02,
+            "**With a quarter of the clients per round, luck comes in.** The standard deviation",
+            f"of FedAvg grows from {points(deviation[SKEWED])} to {points(deviation[PARTIAL])},",
+            f"that of {cls(shaky)} is {points(r.accuracy(PARTIAL, shaky).std)}: each round pulls",
+            "towards the classes of those who are there. SCAFFOLD ends at",
+            f"{r.end(PARTIAL, 'scaffold')}: its c remembers those who are not. DOMO, first when",
+            f"everyone is there, ends {points(-r.lead(PARTIAL, 'domo'))} below FedAvg with the",
+            "step size chosen then: choose again if clients come and go.",
         ),
         (
             r.lead(ALIKE, "naive") > 0,
@@ -514,11 +516,14 @@ def _limits(r: Results) -> str:
 - One dataset, one small network, {e.rounds} rounds, one batch size, one number of local steps. A
   larger model, more rounds or more local steps can turn the order around.
 - Three seeds: a difference of less than about two standard deviations says nothing.
+- On skewed data one evaluation differs from the next by several points, hence the mean of {TAIL}.
+  With 36 or 40 rounds and the last evaluation alone, DOMO, MimeAdam, PRSGDM, LocalAMSGrad and
+  SCAFFOLD were ahead of FedAvg as they are here, and SCAFFOLD was first with clients missing; but
+  FedAdam, FedYogi, FedAdagrad and FedAMS were ahead of FedAvg, too.
 - Four trials for each method, of its main step size only (the server's, where the server adapts).
-  All other settings are as they come, so methods with more to set have more to gain. Chosen at the
-  end of a grid: {where or "none"}. The grids were moved once, after a first look, to that purpose.
-- Step sizes were chosen by the training loss after the last round, which jumps from round to round
-  on skewed data. For partial participation they were not chosen again.
+  All other settings are as they come, so methods with more to set have more to gain. The grids were
+  moved after a first look to keep the choices away from their ends; at an end: {where or "none"}.
+- Step sizes were chosen with one seed. For partial participation they were not chosen again.
 - Mime, MimeLite and MimeAdam take their gradient at the server's model on {anchor} examples
   (anchor="batch"), which counts for {anchor // e.batch_size} gradients per round. The default, all
   {data:,} examples of the client, would count for {data // e.batch_size}.
@@ -575,7 +580,7 @@ def draw(r: Results, path: Path) -> None:
                 right.text(1.1, y, words, fontsize=8, va="center", color=LIGHT.muted, bbox=box)
         left.set_title("Test accuracy at the end")
         left.set_yticks(range(len(names)), [cls(name) for name in names])
-        left.xaxis.set_major_formatter(PercentFormatter(1.0))
+        left.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         right.set_title(f"Cost to {r.target(SKEWED)}, skewed; FedAvg = 1")
         right.set_xscale("log", base=2)
         right.set_xlim(left=0.44)
