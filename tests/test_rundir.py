@@ -27,10 +27,6 @@ def data(tmp_path):
     return tmp_path / "data"
 
 
-def place_of(e, tmp_path, name="run"):
-    return RunDir(tmp_path / name)
-
-
 def numbers(place):
     return [{**json.loads(line), "seconds": 0} for line in place._lines()]
 

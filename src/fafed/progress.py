@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -97,13 +96,3 @@ class Display:
         for place in places:
             if place.exists and place.round():
                 self.update(place.path.name, place.experiment().rounds, place.records()[-1])
-
-
-class Clock:
-    """Seconds since it was made."""
-
-    def __init__(self) -> None:
-        self.began = time.perf_counter()
-
-    def __call__(self) -> float:
-        return time.perf_counter() - self.began

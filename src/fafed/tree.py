@@ -28,17 +28,6 @@ def take(tree: Any, index: Any) -> Any:
     return map(lambda leaf: leaf[index], tree)
 
 
-def put(tree: Any, index: Any, part: Any) -> Any:
-    """A copy of the tree with the entries `index` of each leaf replaced."""
-
-    def replaced(leaf: Tensor, new: Tensor) -> Tensor:
-        leaf = leaf.clone()
-        leaf[index] = new
-        return leaf
-
-    return map(replaced, tree, part)
-
-
 def nbytes(tree: Any) -> int:
     """What the tree's vectors weigh on a wire; scalars (step counters) ride in the header."""
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree) if leaf.ndim)
