@@ -14,7 +14,7 @@ import fafed
 from fafed import tree
 from fafed.algorithm import Batch
 from fafed.data.batches import Examples
-from fafed.engines.simulation import Oracle
+from fafed.engines.client import Oracle
 from fafed.objective import Memory, Model
 from fafed.randomness import KeyedDropout, keep_mask
 from fafed.training import build

@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fafed import tree
-from fafed.engines.simulation import ClientState, Simulation
+from fafed.engines.client import ClientState
+from fafed.engines.simulation import Simulation
 from fafed.errors import FafedError
 from fafed.run import Run, State, Totals
 

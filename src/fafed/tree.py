@@ -89,6 +89,14 @@ class Mean:
         map(absorb, self.total, tree)
         self.weight += float(weights.sum())
 
+    def merge(self, other: Mean) -> None:
+        """The trees that another mean has seen."""
+        if self.total is None:
+            self.total, self.like = other.total, other.like
+        else:
+            map(Tensor.add_, self.total, other.total)
+        self.weight += other.weight
+
     def value(self) -> Any:
         def cast(total: Tensor, like: Tensor) -> Tensor:
             mean = total / self.weight

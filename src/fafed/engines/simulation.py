@@ -8,28 +8,25 @@ allows it and a single gradient is so small that torch's own overhead dominates.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fafed import tree
-from fafed.algorithm import Algorithm, Batch, Exchange, Trip
+from fafed.algorithm import Algorithm, Exchange, Trip
 from fafed.data.batches import ClientBatches, Draws, Source, draw_stacked
-from fafed.engines.contract import NotFinite, Reply
+from fafed.engines.client import ClientState, check, visit
+from fafed.engines.contract import Reply
+from fafed.engines.crew import Crew
 from fafed.errors import ConfigError
 from fafed.objective import Memory, Objective
 
 ENGINES = ("auto", "loop", "vmap")
 SMALL_GRADIENT = 3e7  # floating-point operations; measured by benchmarks/engine_choice.py
 GROUP_BYTES = 2**23  # vmap: parameters of the clients in one group; larger ones leave the cache
-
-
-class ClientState(NamedTuple):
-    """What a client keeps between exchanges."""
-
-    local: Any
-    hidden: Any
 
 
 class Row(NamedTuple):
@@ -42,41 +39,27 @@ class Row(NamedTuple):
         return self.stacked if self.row is None else tree.take(self.stacked, self.row)
 
 
-class Oracle:
-    """The `grad` that an algorithm calls on one client: counts, and keeps the memory.
+class Found(NamedTuple):
+    """What a group of clients brings back."""
 
-    The first evaluation on a batch is the one at the current point: it alone moves buffers and
-    recurrent state and counts for the loss; a second one (at the previous point) starts from the
-    same memory and leaves it as it was.
-    """
+    rows: dict[int, Row]
+    mean: tree.Mean | None  # of a group; a single client's message is added as it comes
+    message: Any  # of one client, with its buffers: the shape of them all
+    loss: float  # weighted sum
+    evaluations: int
+    samples: int
 
-    def __init__(self, objective: Objective, memory: Memory, *, functional: bool) -> None:
-        self.objective = objective
-        self.functional = functional
-        self.before = self.after = memory
-        self.data: Any = None
-        self.losses: list[Tensor] = []
-        self.other_losses: list[Tensor] = []  # of anchors and full passes
-        self.evaluations = 0
-        self.samples = 0
 
-    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
-        current = batch.data is not self.data
-        if current:
-            self.data, self.before = batch.data, self.after
-        start = self.before if batch.step else self.before._replace(hidden=())
-        found = self.objective.evaluate(x, batch, start, functional=self.functional)
-        if current:
-            hidden = found.memory.hidden if batch.step else self.before.hidden
-            self.after = Memory(found.memory.buffers, hidden)
-            (self.losses if batch.step else self.other_losses).append(found.loss)
-        self.evaluations += 1
-        self.samples += len(tree.leaves(batch.data)[0])
-        return found.gradient
+@dataclass
+class Sums:
+    """The weighted sums over some clients from which the reply is made."""
 
-    @property
-    def loss(self) -> Tensor:
-        return torch.stack(self.losses or self.other_losses).mean()
+    mean: tree.Mean
+    down: int  # bytes to each client
+    up: int = 0  # bytes from each client
+    loss: float = 0.0
+    evaluations: int = 0
+    samples: int = 0
 
 
 class Simulation:
@@ -91,6 +74,7 @@ class Simulation:
         weights: Sequence[float],
         steps: int,
         engine: str = "auto",
+        workers: int = 1,
     ) -> None:
         self.algorithm = algorithm
         self.objective = objective
@@ -100,6 +84,7 @@ class Simulation:
         self.kept: list[Row | None] = [None] * len(self.weights)
         self.pending: dict[int, Row] = {}  # of the round under way
         self.engine = self._choose(engine)
+        self.crew = Crew(workers)
 
     @property
     def population(self) -> int:
@@ -114,25 +99,51 @@ class Simulation:
         step: int,
     ) -> Reply:
         """Carry the exchange to these clients; local steps step+1 .. step+q are theirs."""
+        return self.reply(exchange, self.collect(exchange, shared, buffers, clients, step), clients)
+
+    def collect(
+        self,
+        exchange: Exchange,
+        shared: Any,
+        buffers: tuple[Tensor, ...],
+        clients: Sequence[int],
+        step: int,
+    ) -> Sums:
+        """Let these clients do their part, and add up what they send, in their order."""
         down = exchange.send(shared)
-        mean = tree.Mean()
-        run = self._side_by_side if self.engine == "vmap" else self._one_by_one
-        new, loss, oracle, up = run(exchange, down, buffers, clients, step, mean)
-        self.pending |= new
-        message, buffers = mean.value()
-        n = len(clients)
-        share = mean.weight / sum(self.weights)
-        trip = Trip(n, self.population, self.steps if "round" in exchange.draw else 0, share)
-        units = self.source.units
+        work = self._group if self.engine == "vmap" else self._single
+        sums = Sums(tree.Mean(), tree.nbytes((down, buffers)))
+        jobs = [
+            partial(work, exchange, down, buffers, group, step) for group in self._groups(clients)
+        ]
+        for found in self.crew.in_order(jobs):
+            self.pending |= found.rows
+            if found.mean is None:
+                (client,) = found.rows
+                sums.mean.add(found.message, self.weights[client])
+            else:
+                sums.mean.merge(found.mean)
+            sums.loss += found.loss
+            sums.evaluations += found.evaluations
+            sums.samples += found.samples
+            message, own = found.message
+            sums.up = self.algorithm.message_bytes(message) + tree.nbytes(own)
+        return sums
+
+    def reply(self, exchange: Exchange, sums: Sums, clients: Sequence[int]) -> Reply:
+        """What the round loop gets to know of these clients' sums."""
+        message, buffers = sums.mean.value()
+        n, weight, units = len(clients), sums.mean.weight, self.source.units
+        steps = self.steps if "round" in exchange.draw else 0
         return Reply(
             mean=message,
             buffers=buffers,
-            trip=trip,
-            loss=float(loss) / mean.weight if "round" in exchange.draw else None,
-            gradients=oracle.evaluations if units is None else oracle.samples / units,
-            samples=oracle.samples,
-            bytes_up=n * up,
-            bytes_down=n * tree.nbytes((down, buffers)),
+            trip=Trip(n, self.population, steps, weight / sum(self.weights)),
+            loss=sums.loss / weight if steps else None,
+            gradients=sums.evaluations if units is None else sums.samples / units,
+            samples=sums.samples,
+            bytes_up=n * sums.up,
+            bytes_down=n * sums.down,
         )
 
     @property
@@ -152,58 +163,30 @@ class Simulation:
     def rollback(self) -> None:
         self.pending = {}
 
-    # One client after another.
+    # What one worker does at a time: one client, or a group of them under vmap.
 
-    def _one_by_one(
+    def _single(
         self,
         exchange: Exchange,
         down: Any,
         buffers: tuple[Tensor, ...],
-        clients: Sequence[int],
+        group: Sequence[int],
         step: int,
-        mean: tree.Mean,
-    ) -> tuple[dict[int, Row], float, Work, int]:
-        new: dict[int, Row] = {}
-        loss, work, up = 0.0, Work(), 0
-        for client in clients:
-            draws = self._moved(self.source.draw(exchange.draw, client, step, self.steps))
-            local, hidden = self._state(client, down.x)
-            oracle = Oracle(self.objective, Memory(buffers, hidden), functional=False)
-            batches = ClientBatches(self.source.gather, draws)
-            local, message = exchange.client(oracle, down, local, batches)
-            _check(client, oracle.loss, message)
-            mean.add((message, oracle.after.buffers), self.weights[client])
-            new[client] = Row(ClientState(local, oracle.after.hidden))
-            loss += self.weights[client] * float(oracle.loss)
-            work.add(oracle)
-            up = self._weight(message, oracle.after.buffers)
-        return new, loss, work, up
-
-    # Clients side by side under vmap, in groups that fit the cache.
-
-    def _side_by_side(
-        self,
-        exchange: Exchange,
-        down: Any,
-        buffers: tuple[Tensor, ...],
-        clients: Sequence[int],
-        step: int,
-        mean: tree.Mean,
-    ) -> tuple[dict[int, Row], float, Work, int]:
-        new: dict[int, Row] = {}
-        loss, work, up = 0.0, Work(), 0
-        for group in self._groups(clients):
-            found, oracle = self._group(exchange, down, buffers, group, step)
-            locals_, message, memory, losses = found
-            _check_rows(group, losses, message)
-            stacked = ClientState(locals_, memory.hidden)
-            new |= {client: Row(stacked, row) for row, client in enumerate(group)}
-            weights = torch.tensor([self.weights[c] for c in group], dtype=torch.float64)
-            mean.add_stacked((message, memory.buffers), weights.to(losses.device))
-            loss += float(weights.to(losses) @ losses)
-            work.add(oracle, len(group))
-            up = self._weight(*tree.take((message, memory.buffers), 0))
-        return new, loss, work, up
+    ) -> Found:
+        (client,) = group
+        draws = self._moved(self.source.draw(exchange.draw, client, step, self.steps))
+        batches = ClientBatches(self.source.gather, draws)
+        state = self._state(client, down.x)
+        found = visit(self.objective, exchange, down, buffers, state, batches)
+        check(client, found.loss, found.message)
+        return Found(
+            {client: Row(found.state)},
+            None,
+            (found.message, found.buffers),
+            self.weights[client] * float(found.loss),
+            found.evaluations,
+            found.samples,
+        )
 
     def _group(
         self,
@@ -212,23 +195,37 @@ class Simulation:
         buffers: tuple[Tensor, ...],
         group: Sequence[int],
         step: int,
-    ) -> tuple[Any, Oracle]:
-        oracles: list[Oracle] = []
+    ) -> Found:
+        count: list[tuple[int, int]] = []
 
-        def one(local: Any, hidden: Any, draws: Draws, buffers: Any) -> Any:
-            oracle = Oracle(self.objective, Memory(buffers, hidden), functional=True)
-            oracles.append(oracle)
+        def one(state: ClientState, draws: Draws, buffers: Any) -> Any:
             batches = ClientBatches(self.source.gather, draws)
-            local, message = exchange.client(oracle, down, local, batches)
-            return local, message, oracle.after, oracle.loss
+            found = visit(self.objective, exchange, down, buffers, state, batches, functional=True)
+            count.append((found.evaluations, found.samples))
+            return found.state, found.message, found.buffers, found.loss
 
         states = self._stacked(group, down.x)
         draws = self._moved(draw_stacked(self.source, exchange.draw, group, step, self.steps))
         own = tree.map(lambda leaf: leaf.expand(len(group), *leaf.shape).clone(), buffers)
-        found = torch.func.vmap(one)(states.local, states.hidden, draws, own)
-        return found, oracles[0]
+        stacked, message, own, losses = torch.func.vmap(one)(states, draws, own)
+        _check_rows(group, losses, message)
+        weights = losses.new_tensor([self.weights[c] for c in group], dtype=torch.float64)
+        mean = tree.Mean()
+        mean.add_stacked((message, own), weights)
+        ((evaluations, samples),) = count
+        return Found(
+            {client: Row(stacked, row) for row, client in enumerate(group)},
+            mean,
+            tree.take((message, own), 0),
+            float(weights.to(losses) @ losses),
+            len(group) * evaluations,
+            len(group) * samples,
+        )
 
     def _groups(self, clients: Sequence[int]) -> list[list[int]]:
+        """Never a function of the number of workers: the digits must not be."""
+        if self.engine == "loop":
+            return [[client] for client in clients]
         model = self.objective.x0
         size = max(1, GROUP_BYTES // (model.numel() * model.element_size()))
         groups = []
@@ -238,14 +235,9 @@ class Simulation:
             groups += [kind[i : i + even] for i in range(0, len(kind), even or 1)]
         return groups
 
-    # What both need.
-
     def _moved(self, draws: Draws) -> Draws:
         device = self.objective.x0.device
         return draws if device.type == "cpu" else tree.map(lambda leaf: leaf.to(device), draws)
-
-    def _weight(self, message: Any, buffers: tuple[Tensor, ...]) -> int:
-        return self.algorithm.message_bytes(message) + tree.nbytes(buffers)
 
     def _state(self, client: int, x: Tensor) -> ClientState:
         kept = self.pending.get(client) or self.kept[client]
@@ -333,29 +325,10 @@ class Simulation:
         torch.func.vmap(one)(draws, memory)
 
 
-class Work:
-    """Gradient evaluations and samples of several clients."""
-
-    def __init__(self) -> None:
-        self.evaluations = 0
-        self.samples = 0
-
-    def add(self, oracle: Oracle, clients: int = 1) -> None:
-        self.evaluations += clients * oracle.evaluations
-        self.samples += clients * oracle.samples
-
-
 def _check_rows(clients: Sequence[int], losses: Tensor, message: Any) -> None:
     good = torch.isfinite(losses)
     for leaf in tree.leaves(message):
         if leaf.is_floating_point():
             good = good & torch.isfinite(leaf.reshape(len(clients), -1)).all(1)
     for row in (~good).nonzero().flatten().tolist():
-        _check(clients[row], losses[row], tree.take(message, row))
-
-
-def _check(client: int, loss: Tensor, message: Any) -> None:
-    if not torch.isfinite(loss):
-        raise NotFinite(client, "loss")
-    if not tree.finite(message):
-        raise NotFinite(client, "message")
+        check(clients[row], losses[row], tree.take(message, row))
