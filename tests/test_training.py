@@ -128,7 +128,7 @@ def test_weights_by_examples():
 def test_small_gradients_run_side_by_side_and_large_ones_do_not():
     assert fafed.train(net(), clients(), fafed.FedAvg(), **COMMON).engine == "vmap"
     assert fafed.train(net(), clients(1), fafed.FedAvg(), **COMMON).engine == "loop"
-    wide = nn.Sequential(nn.Linear(6, 3000), nn.ReLU(), nn.Linear(3000, 3000), nn.Linear(3000, 3))
+    wide = nn.Sequential(nn.Linear(6, 3000), nn.GELU(), nn.Linear(3000, 3000), nn.Linear(3000, 3))
     result = fafed.train(wide, clients(2), fafed.FedAvg(), rounds=1, local_steps=1, batch_size=5)
     assert result.engine == "loop"
 

@@ -13,8 +13,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 
+from fafed.engines.crew import cores
 from fafed.errors import FafedError
 from fafed.experiment import Experiment
 from fafed.rundir import RunDir, execute
@@ -52,7 +54,8 @@ def run_all(
         workers, mp_context=context, initializer=follow, initargs=(os.getpid(),)
     )
     try:
-        futures = {pool.submit(_work, e.to_dict(), str(p.path)): p for e, p in todo}
+        threads = max(1, cores() // workers)
+        futures = {pool.submit(_work, e.to_dict(), str(p.path), threads): p for e, p in todo}
         pending = set(futures)
         while pending:
             done, pending = wait(pending, timeout=0.3, return_when=FIRST_COMPLETED)
@@ -69,12 +72,14 @@ def run_all(
     return places
 
 
-def _work(content: dict[str, object], path: str) -> str | None:
+def _work(content: dict[str, object], path: str, threads: int) -> str | None:
     """In a worker: one run. Returns what went wrong, if the run diverged."""
+    from fafed.preparation import prepare
     from fafed.run import Diverged
 
+    place = RunDir(Path(path))
     try:
-        execute(Experiment.of(content), RunDir(Path(path)))
+        execute(Experiment.of(content), place, prepare=partial(prepare, workers=threads))
     except Diverged as error:
         return str(error)
     return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -17,9 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fafed import randomness, tree
+from fafed import kernels, randomness, tree
 from fafed.algorithm import Batch
 from fafed.errors import ConfigError, DataError
+
+_GENERATOR = threading.Lock()
 
 Loss = Callable[[Any, Any], Tensor]
 Metric = Callable[[Any, Any], Tensor | float]
@@ -80,11 +83,14 @@ class _Differentiable(ABC):
                 loss, memory = self._loss(x, batch, memory)
                 (g,) = torch.autograd.grad(loss, x)
             loss, memory = loss.detach(), tree.map(Tensor.detach, memory)
+        return Evaluation(self._changed(g, x), loss, memory)
+
+    def _changed(self, g: Tensor, x: Tensor) -> Tensor:
         if self.weight_decay:
             g = g + self.weight_decay * x.detach()
         if self.clip is not None:
             g = g * (self.clip / g.norm().clamp(min=self.clip))
-        return Evaluation(g, loss, memory)
+        return g
 
 
 class Function(_Differentiable):
@@ -157,8 +163,16 @@ class Model(_Differentiable):
         wide = torch.promote_types(self.dtype, torch.float32)
         self.x0 = torch.cat([p.detach().reshape(-1) for p in trainable.values()]).to(wide)
         self.device = self.x0.device
+        self._local = threading.local()
         self.recurrent = hasattr(self.module, "initial_state")
-        self.stochastic = False  # until `probe` has looked
+        self.stochastic = self.generator = False  # until `probe` has looked
+        self.network: kernels.Network | None = None  # likewise
+
+    def evaluate(self, x: Tensor, batch: Batch, memory: Memory, *, functional: bool) -> Evaluation:
+        if not functional or self.network is None:
+            return super().evaluate(x, batch, memory, functional=functional)
+        g, loss = self.network.gradient(x, *batch.data)
+        return Evaluation(self._changed(g, x), loss, memory)
 
     def start(self) -> Memory:
         buffers = dict(self.module.named_buffers())
@@ -169,7 +183,8 @@ class Model(_Differentiable):
 
     def probe(self, batch: Batch) -> None:
         """Try one batch, so that what cannot work is refused before the first round, and see
-        whether the model draws random numbers (then every evaluation is seeded by its batch)."""
+        whether the model draws random numbers (then every evaluation is seeded by its batch), and
+        whether it is one of the small networks that `kernels` can do."""
         *inputs, targets = batch.data
         shapes = ", ".join(str(tuple(part.shape)) for part in inputs)
         with torch.no_grad(), _forked(self.device):
@@ -181,6 +196,11 @@ class Model(_Differentiable):
                     f"{type(self.module).__name__} cannot take a batch of shape {shapes}: {cause}"
                 ) from cause
             self.stochastic = not torch.equal(before, _rng_state(self.device))
+            if self.stochastic:
+                before = _rng_state(self.device)
+                with randomness.KeyedDropout(batch.key):
+                    self._outputs(self.x0, batch, self.start())
+                self.generator = not torch.equal(before, _rng_state(self.device))
             try:
                 value = self.loss(outputs, targets)
             except Exception as cause:
@@ -193,6 +213,9 @@ class Model(_Differentiable):
                 f"loss must return one number, the mean over the batch, got {_shape(value)}: "
                 "use reduction='mean', or take .mean()"
             )
+        network = kernels.compiled(self.module, self.loss)
+        if network is not None and len(inputs) == 1 and network.takes(*batch.data):
+            self.network = network
 
     def predict(self, x: Tensor, buffers: tuple[Tensor, ...]) -> nn.Module:
         """A copy of the module with this vector and these buffers, in eval mode."""
@@ -220,7 +243,10 @@ class Model(_Differentiable):
             with torch.no_grad():
                 for batch in batches:
                     targets = batch.data[-1]
-                    outputs, memory = self._outputs(x, batch, memory)
+                    if self.network is None:
+                        outputs, memory = self._outputs(x, batch, memory)
+                    else:
+                        outputs = self.network.outputs(x, batch.data[0])
                     n = targets.numel() if self.recurrent else len(targets)
                     totals["loss"] += float(self.loss(outputs, targets)) * n
                     for name, metric in metrics.items():
@@ -237,7 +263,7 @@ class Model(_Differentiable):
     def _outputs(self, x: Tensor, batch: Batch, memory: Memory) -> tuple[Any, Memory]:
         *inputs, _ = batch.data
         if self.recurrent:
-            state = self.module.initial_state(len(inputs[0]))  # type: ignore[operator]
+            state = self._own_module().initial_state(len(inputs[0]))  # type: ignore[operator]
             if memory.hidden:
                 carried = memory.hidden
                 state = tree.map(
@@ -246,9 +272,20 @@ class Model(_Differentiable):
             inputs = [*inputs, state]
         # cloned: a module in train mode writes into its buffers
         buffers = {n: b.clone() for n, b in zip(self.buffer_names, memory.buffers, strict=True)}
-        outputs = functional_call(self.module, self._parameters(x) | buffers, tuple(inputs))
+        outputs = functional_call(self._own_module(), self._parameters(x) | buffers, tuple(inputs))
         outputs, hidden = outputs if self.recurrent else (outputs, ())
         return outputs, Memory(tuple(buffers.values()), hidden)
+
+    def _own_module(self) -> nn.Module:
+        """A call with other parameters changes the module while it lasts, so each worker thread
+        has its own, with the same tensors."""
+        if threading.current_thread() is threading.main_thread():
+            return self.module
+        own: nn.Module | None = getattr(self._local, "module", None)
+        if own is None:
+            tensors = [*self.module.parameters(), *self.module.buffers()]
+            own = self._local.module = copy.deepcopy(self.module, {id(t): t for t in tensors})
+        return own
 
     def _loss(self, x: Tensor, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]:
         with self._seeded(batch.key):
@@ -257,13 +294,15 @@ class Model(_Differentiable):
 
     @contextlib.contextmanager
     def _seeded(self, key: Tensor) -> Iterator[None]:
+        """Random numbers as a function of the batch: dropout by its key, any other kind by
+        torch's generator, which is everybody's, so one thread at a time."""
         if not self.stochastic:
             yield
-        elif torch._C._functorch.is_functorch_wrapped_tensor(key):
+        elif not self.generator or torch._C._functorch.is_functorch_wrapped_tensor(key):
             with randomness.KeyedDropout(key):  # vmap refuses all other randomness
                 yield
         else:
-            with _forked(self.device), randomness.KeyedDropout(key):
+            with _GENERATOR, _forked(self.device), randomness.KeyedDropout(key):
                 torch.manual_seed(int(key))
                 yield
 

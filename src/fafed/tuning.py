@@ -17,6 +17,7 @@ import math
 import multiprocessing
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -24,9 +25,11 @@ import optuna
 from filelock import FileLock
 from optuna.trial import TrialState
 
+from fafed.engines.crew import cores
 from fafed.errors import ConfigError, FafedError
 from fafed.experiment import Experiment
 from fafed.jobs import follow
+from fafed.preparation import prepare
 from fafed.records import Record
 from fafed.report.runs import StudyData
 from fafed.run import Diverged
@@ -117,6 +120,7 @@ def tune(
         prune=prune,
         storage=storage or f"sqlite:///{folder / 'study.db'}",
         wanted=wanted,
+        workers=max(1, cores() // min(jobs, wanted)),
         parent=os.getpid(),
     )
     study = _study(plan)
@@ -169,6 +173,7 @@ class Plan(NamedTuple):
     prune: bool
     storage: str
     wanted: int
+    workers: int
     parent: int
 
 
@@ -245,7 +250,7 @@ def _trial(plan: Plan, trial: optuna.Trial) -> float:
         return worst
     if not place.finished():
         try:
-            execute(experiment, place, look)
+            execute(experiment, place, look, partial(prepare, workers=plan.workers))
         except Diverged:
             return worst
         except Busy:  # another worker has this point already

@@ -37,7 +37,7 @@ from fafed.algorithm import (
     one_of,
     switch,
 )
-from fafed.schedules import Rate, at
+from fafed.schedules import Rate, at, step
 
 Statistic = Callable[[Tensor | None, Tensor], Tensor]
 
@@ -159,9 +159,9 @@ class FAFED(Algorithm):
             remember = 1 - at(self.alpha, t + k)
             if k == 1:
                 remember = remember * keep
-            m = g + remember * (m - self.old_grad_scale * g_before)
+            m = step(g, -remember, torch.sub(m, g_before, alpha=self.old_grad_scale))
             v = self.collect(v, g)
-            before, x = x, x - at(self.eta, t + k) * m / A
+            before, x = x, self.move(x, at(self.eta, t + k), m, A)
         last = before if self.sync_precond == "fresh" else x  # fresh: the q-th move is the server's
         return Local(before), Message(last, m, v)
 
@@ -172,7 +172,7 @@ class FAFED(Algorithm):
             ema = self.beta**trip.steps * ema + v
             v = torch.maximum(shared.v, ema)
         if self.sync_precond == "fresh":
-            x = x - at(self.eta, t) * m / self.scale(v)
+            x = self.move(x, at(self.eta, t), m, self.scale(v))
         return Shared(x, m, v, t, torch.ones_like(shared.keep), ema)
 
     def regroup(self, shared: Shared) -> Shared:
@@ -186,6 +186,8 @@ class FAFED(Algorithm):
             return self.adaptivity(v, g)
         match self.adaptivity:
             case "adam" | "amsgrad":
+                if v is not None:
+                    return torch.addcmul(self.beta * v, g, g, value=1 - self.beta)
                 new = g**2
             case "global" | "adagrad_norm":
                 new = (g @ g).reshape(1) / (len(g) if self.per_dim else 1)
@@ -208,6 +210,12 @@ class FAFED(Algorithm):
         if self.adaptivity == "block":
             v = torch.cat([s.expand(n) for s, n in zip(v.unbind(), self.blocks, strict=True)])
         return v.sqrt() + self.rho
+
+    def move(self, x: Tensor, rate: float | Tensor, m: Tensor, A: Any) -> Tensor:
+        """x - rate * m / A, in as few passes over the memory as it takes."""
+        if isinstance(rate, Tensor) or not isinstance(A, Tensor):
+            return step(x, rate, m if not isinstance(A, Tensor) else m / A)
+        return torch.addcdiv(x, m, A, value=-rate)
 
     def fitted(self, sizes: Sequence[int]) -> Self:
         if self.adaptivity == "block" and not self.blocks:

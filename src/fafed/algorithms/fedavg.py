@@ -15,7 +15,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fafed.algorithm import Algorithm, Batches, Grad, Trip, above, counter, hyper
-from fafed.schedules import Rate, at
+from fafed.schedules import Rate, at, step
 
 
 class Shared(NamedTuple):
@@ -47,7 +47,7 @@ class FedAvg(Algorithm):
     ) -> tuple[tuple[()], Message]:
         x, t = down
         for k, batch in enumerate(batches, start=1):
-            x = x - at(self.eta, t + k) * grad(x, batch)
+            x = step(x, at(self.eta, t + k), grad(x, batch))
         return local, Message(x - down.x)
 
     def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:

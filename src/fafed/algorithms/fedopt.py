@@ -39,7 +39,7 @@ from fafed.algorithm import (
     optional,
     switch,
 )
-from fafed.schedules import Rate, at
+from fafed.schedules import Rate, at, step
 
 
 class Down(NamedTuple):
@@ -89,7 +89,7 @@ class ServerOptimiser(Algorithm):
     ) -> tuple[tuple[()], Message]:
         x, t = down
         for k, batch in enumerate(batches, start=1):
-            x = x - at(self.eta, t + k) * grad(x, batch)
+            x = step(x, at(self.eta, t + k), grad(x, batch))
         return local, Message(x - down.x)
 
 

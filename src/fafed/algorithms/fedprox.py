@@ -16,7 +16,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fafed.algorithm import Algorithm, Batches, Grad, Trip, above, at_least, counter, hyper
-from fafed.schedules import Rate, at
+from fafed.schedules import Rate, at, step
 
 
 class Shared(NamedTuple):
@@ -49,7 +49,7 @@ class FedProx(Algorithm):
         x, t = down
         y = x
         for k, batch in enumerate(batches, start=1):
-            y = y - at(self.eta, t + k) * (grad(y, batch) + self.mu * (y - x))
+            y = step(y, at(self.eta, t + k), grad(y, batch) + self.mu * (y - x))
         return local, Message(y - x)
 
     def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:

@@ -46,7 +46,7 @@ from fafed.algorithm import (
     one_of,
     switch,
 )
-from fafed.schedules import Rate, at
+from fafed.schedules import Rate, at, step
 
 
 class Shared(NamedTuple):
@@ -171,7 +171,7 @@ class Mime(BaseOptimiser):
         y = x
         for k, batch in enumerate(batches, start=1):
             g = grad(y, batch) - grad(x, batch) + c
-            y = y - at(self.eta, t + k) * self.direction(g, m, v)
+            y = step(y, at(self.eta, t + k), self.direction(g, m, v))
         return Local(x[:0]), Message(y - x)
 
     def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:
@@ -217,7 +217,7 @@ class MimeLite(BaseOptimiser):
         x, m, v, _, t = down
         y = x
         for k, batch in enumerate(batches, start=1):
-            y = y - at(self.eta, t + k) * self.direction(grad(y, batch), m, v)
+            y = step(y, at(self.eta, t + k), self.direction(grad(y, batch), m, v))
         h = grad(x, self.anchor_batch(batches)) if self.has_statistics else x[:0]
         return local, LiteMessage(y - x, h)
 

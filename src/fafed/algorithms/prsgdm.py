@@ -28,7 +28,7 @@ from fafed.algorithm import (
     hyper,
     one_of,
 )
-from fafed.schedules import Rate, at
+from fafed.schedules import Rate, at, step
 
 
 class Shared(NamedTuple):
@@ -80,8 +80,8 @@ class PRSGDM(Algorithm):
         for k, batch in enumerate(batches, start=1):
             g = grad(x, batch)
             u = self.beta * u + g
-            step = u if self.momentum == "polyak" else self.beta * u + g
-            x = x - at(self.eta, t + k) * step
+            move = u if self.momentum == "polyak" else self.beta * u + g
+            x = step(x, at(self.eta, t + k), move)
         kept = u if self.u_sync == "keep" else u[:0]
         sent = u if self.u_sync == "average" else u[:0]
         return Local(kept), Message(x, sent)

@@ -31,7 +31,7 @@ from fafed.algorithm import (
     one_of,
 )
 from fafed.errors import ConfigError
-from fafed.schedules import Rate, at
+from fafed.schedules import Rate, at, step
 
 
 class Shared(NamedTuple):
@@ -104,13 +104,14 @@ class SCAFFOLD(Algorithm):
         x, c, t = down
         if self.compact:
             c = (local.x - x) / local.reach
+        correction = c - local.c
         y, reach = x, torch.zeros_like(local.reach)
         for k, batch in enumerate(batches, start=1):
             eta = at(self.eta, t + k)
-            y = y - eta * (grad(y, batch) - local.c + c)
+            y = step(y, eta, grad(y, batch) + correction)
             reach = reach + eta
         if self.control == "drift":
-            c_new = local.c - c + (x - y) / reach
+            c_new = (x - y) / reach - correction
         else:
             c_new = grad(x, batches.full if self.control == "full" else batches.anchor)
         dc = x[:0] if self.compact else c_new - local.c

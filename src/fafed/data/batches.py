@@ -8,6 +8,7 @@ repeats them within a batch.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -122,6 +123,7 @@ class Examples:
             "opening_batch_size", batch_size if anchor_size is None else anchor_size
         )
         self.seed = seed
+        self._one_at_a_time = threading.Lock()  # several workers draw
         self._orders: dict[tuple[int, int], Indices] = {}
         self._stacks: dict[int, tuple[Indices, Indices]] = {}
         for client, n in enumerate(self.examples):
@@ -200,22 +202,24 @@ class Examples:
 
     def _shards(self, n: int) -> tuple[Indices, Indices]:
         """The rows of all clients with n examples, (clients, n), and where each client stands."""
-        if n not in self._stacks:
-            members = np.flatnonzero(np.asarray(self.examples) == n)
-            index = np.full(len(self.examples), -1)
-            index[members] = np.arange(len(members))
-            self._stacks[n] = np.stack([self.parts[c] for c in members]), index
-        return self._stacks[n]
+        with self._one_at_a_time:
+            if n not in self._stacks:
+                members = np.flatnonzero(np.asarray(self.examples) == n)
+                index = np.full(len(self.examples), -1)
+                index[members] = np.arange(len(members))
+                self._stacks[n] = np.stack([self.parts[c] for c in members]), index
+            return self._stacks[n]
 
     def _order(self, n: int, epoch: int) -> Indices:
         """The order of an epoch for all clients with n examples: (clients, n)."""
-        if (n, epoch) not in self._orders:
-            for old in [k for k in self._orders if k[0] == n and k[1] < epoch - 1]:
-                del self._orders[old]
-            members = np.flatnonzero(np.asarray(self.examples) == n)
-            key = randomness.keys("epoch", self.seed, members, epoch)
-            self._orders[n, epoch] = randomness.permutations(key, n)
-        return self._orders[n, epoch]
+        with self._one_at_a_time:
+            if (n, epoch) not in self._orders:
+                for old in [k for k in self._orders if k[0] == n and k[1] < epoch - 1]:
+                    del self._orders[old]
+                members = np.flatnonzero(np.asarray(self.examples) == n)
+                key = randomness.keys("epoch", self.seed, members, epoch)
+                self._orders[n, epoch] = randomness.permutations(key, n)
+            return self._orders[n, epoch]
 
 
 def _checked_size(name: str, size: Any) -> BatchSize:

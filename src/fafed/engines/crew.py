@@ -7,6 +7,7 @@ data, vectors and states stay where they are.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,10 +20,17 @@ from fafed.errors import ConfigError
 T = TypeVar("T")
 
 
-class Crew:
-    """So many workers. One worker is the caller itself."""
+def cores() -> int:
+    """Those that this process may use."""
+    usable = getattr(os, "sched_getaffinity", None)
+    return len(usable(0)) if usable else os.cpu_count() or 1
 
-    def __init__(self, workers: int) -> None:
+
+class Crew:
+    """So many workers, one per core if None. One worker is the caller itself."""
+
+    def __init__(self, workers: int | None = None) -> None:
+        workers = cores() if workers is None else workers
         if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
             raise ConfigError(f"workers must be a positive integer, got {workers!r}")
         self.workers = workers

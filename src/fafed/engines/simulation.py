@@ -26,6 +26,7 @@ from fafed.objective import Memory, Objective
 
 ENGINES = ("auto", "loop", "vmap")
 SMALL_GRADIENT = 3e7  # floating-point operations; measured by benchmarks/engine_choice.py
+GROUPS = 2  # vmap: at least so many, for as many workers
 GROUP_BYTES = 2**23  # vmap: parameters of the clients in one group; larger ones leave the cache
 
 
@@ -74,7 +75,7 @@ class Simulation:
         weights: Sequence[float],
         steps: int,
         engine: str = "auto",
-        workers: int = 1,
+        workers: int | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.objective = objective
@@ -227,7 +228,8 @@ class Simulation:
         if self.engine == "loop":
             return [[client] for client in clients]
         model = self.objective.x0
-        size = max(1, GROUP_BYTES // (model.numel() * model.element_size()))
+        fit = GROUP_BYTES // (model.numel() * model.element_size())
+        size = max(1, min(fit, -(-len(clients) // GROUPS)))
         groups = []
         for has_hidden in (False, True):  # states of one group must stack
             kind = [c for c in clients if self._has_hidden(c) is has_hidden]
@@ -275,8 +277,8 @@ class Simulation:
         kinds = {kind for e in self._exchanges() for kind in e.draw}
         if not self.source.stackable(sorted(kinds)):
             return self._fall_back(engine, "the clients' batches differ in size")
-        work = self._gradient_work()
-        if engine == "auto" and (work > SMALL_GRADIENT or self.population == 1):
+        known = getattr(self.objective, "network", None) is not None
+        if engine == "auto" and (self.population == 1 or not (known or self._small())):
             return "loop"
         try:
             self._try_vmap()
@@ -295,8 +297,8 @@ class Simulation:
     def _first_batch(self, client: int) -> Draws:
         return self.source.draw(("round",), client, 0, 1)
 
-    def _gradient_work(self) -> float:
-        """Floating-point operations of one gradient: a number that does not depend on the
+    def _small(self) -> bool:
+        """By the floating-point operations of one gradient: a number that does not depend on the
         machine or its load, so that the choice, and with it every digit, is reproducible."""
         from torch.utils.flop_counter import FlopCounterMode
 
@@ -307,7 +309,7 @@ class Simulation:
             self.objective.evaluate(
                 self.objective.x0, batch, self.objective.start(), functional=False
             )
-        return float(counter.get_total_flops())
+        return counter.get_total_flops() <= SMALL_GRADIENT
 
     def _try_vmap(self) -> None:
         two = [0, min(1, self.population - 1)]

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from torch import Tensor, nn
+from torch import nn
 
 from fafed.errors import ConfigError
 from fafed.models.options import positive
 
 
-class MLP(nn.Module):
+class MLP(nn.Sequential):
     """Flattens each example to `inputs` numbers; ReLU after every hidden layer."""
 
     def __init__(
         self, inputs: int = 784, hidden: Sequence[int] = (200,), outputs: int = 10
     ) -> None:
-        super().__init__()
         positive("MLP", inputs=inputs, outputs=outputs)
         if not isinstance(hidden, Sequence):
             raise ConfigError(f"MLP.hidden must be a list of widths, got {hidden!r}")
@@ -27,8 +26,4 @@ class MLP(nn.Module):
         layers: list[nn.Module] = []
         for before, after in pairwise(widths):
             layers += [nn.Linear(before, after), nn.ReLU()]
-        self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.layers(x.flatten(1))
-        return logits
+        super().__init__(nn.Flatten(), *layers, nn.Linear(widths[-1], outputs))

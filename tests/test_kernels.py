@@ -1,0 +1,176 @@
+"""The hand-written gradients are autograd's, and are used where they may be and nowhere else."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fafed import kernels
+from fafed.models import MLP, CifarCNN, FashionCNN, MnistCNN, SoftmaxRegression
+
+SHAPES = {FashionCNN: (1, 28, 28), MLP: (1, 28, 28), SoftmaxRegression: (784,)}
+
+
+def flat(module: nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+
+
+def by_autograd(module: nn.Module, x: Tensor, inputs: Tensor, targets: Tensor) -> tuple:
+    parts = torch.split(x, [p.numel() for p in module.parameters()])
+    with torch.no_grad():
+        for p, part in zip(module.parameters(), parts, strict=True):
+            p.copy_(part.view_as(p))
+    outputs = module(inputs)
+    loss = F.cross_entropy(outputs, targets)
+    grads = torch.autograd.grad(loss, list(module.parameters()))
+    return torch.cat([g.reshape(-1) for g in grads]), loss.detach(), outputs.detach()
+
+
+def compare(module: nn.Module, inputs: Tensor, targets: Tensor) -> None:
+    """For several clients at once, each with its own vector and batch."""
+    module = module.double()
+    network = kernels.compiled(module, F.cross_entropy)
+    assert network is not None
+    assert network.takes(inputs[0], targets[0])
+    torch.manual_seed(0)
+    x0 = flat(module)
+    x = x0 + 0.1 * torch.randn(len(inputs), len(x0), dtype=x0.dtype)
+    g, loss = torch.func.vmap(network.gradient)(x, inputs, targets)
+    for i in range(len(inputs)):
+        want, value, outputs = by_autograd(module, x[i], inputs[i], targets[i])
+        torch.testing.assert_close(g[i], want, rtol=1e-11, atol=1e-13)
+        torch.testing.assert_close(loss[i], value, rtol=1e-12, atol=0)
+        torch.testing.assert_close(
+            network.outputs(x[i], inputs[i]), outputs, rtol=1e-11, atol=1e-13
+        )
+        one, _ = network.gradient(x[i], inputs[i], targets[i])
+        torch.testing.assert_close(one, want, rtol=1e-11, atol=1e-13)
+
+
+def batches(n: int, b: int, shape: tuple[int, ...], classes: int = 10) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    # few different values: pools meet ties, which must be broken as torch does
+    return torch.randint(-1, 3, (n, b, *shape)).double(), torch.randint(classes, (n, b))
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_our_models(kind):
+    compare(kind(), *batches(3, 5, SHAPES[kind]))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    kernel=st.integers(1, 4),
+    padding=st.integers(0, 2),
+    size=st.tuples(st.integers(9, 14), st.integers(9, 14)),
+    channels=st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 3)),
+    bias=st.booleans(),
+    activation=st.sampled_from([nn.Tanh, nn.ReLU, None]),
+    pool_last=st.booleans(),
+    convolutions=st.integers(1, 2),
+)
+def test_any_plain_network(
+    kernel, padding, size, channels, bias, activation, pool_last, convolutions
+):
+    layers: list[nn.Module] = []
+    for c, out in list(pairwise(channels))[:convolutions]:
+        act = [activation()] if activation else []
+        pool = [nn.MaxPool2d(2)]
+        conv = nn.Conv2d(c, out, kernel, padding=padding, bias=bias)
+        layers += [conv, *(act + pool if pool_last else pool + act)]
+    shape = (channels[0], *size)
+    with torch.no_grad():
+        try:
+            features = nn.Sequential(*layers)(torch.zeros(1, *shape)).numel()
+        except RuntimeError:  # the image got smaller than the kernel
+            return
+    if not features:
+        return
+    layers += [nn.Flatten(), nn.Linear(features, 6, bias=bias), nn.ReLU(), nn.Linear(6, 4)]
+    compare(nn.Sequential(*layers), *batches(2, 3, shape, 4))
+
+
+def test_a_batch_in_pieces(monkeypatch):
+    monkeypatch.setattr(kernels, "PIECE", 9 * 28 * 28 * 8)  # two examples of four clients
+    compare(FashionCNN(), *batches(4, 5, (1, 28, 28)))
+
+
+def test_ignored_targets_do_not_count():
+    inputs, targets = batches(3, 6, (12,))
+    targets[0, :4] = kernels.IGNORED
+    targets[2, 5] = kernels.IGNORED
+    compare(nn.Sequential(nn.Linear(12, 7), nn.Tanh(), nn.Linear(7, 10)), inputs, targets)
+
+
+def test_memory_is_not_shared_between_calls():
+    network = kernels.compiled(FashionCNN(), F.cross_entropy)
+    x = flat(FashionCNN())
+    inputs, targets = batches(2, 5, (1, 28, 28))
+    first, loss = network.gradient(x, inputs[0].float(), targets[0])
+    logits = network.outputs(x, inputs[0].float())
+    kept = first.clone(), loss.clone(), logits.clone()
+    network.gradient(x + 1, inputs[1].float(), targets[1])
+    network.outputs(x + 1, inputs[1].float())
+    assert all(map(torch.equal, (first, loss, logits), kept))
+
+
+class Shouting(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def frozen() -> nn.Module:
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    module[0].weight.requires_grad_(False)
+    return module
+
+
+def hooked() -> nn.Module:
+    module = nn.Sequential(nn.Linear(3, 2))
+    module.register_forward_hook(lambda module, inputs, outputs: 2 * outputs)
+    return module
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        CifarCNN(),  # torch's own convolutions are faster there
+        MnistCNN(),
+        Shouting(nn.Linear(3, 2)),
+        frozen(),
+        hooked(),
+        nn.Linear(3, 2),
+        nn.Sequential(nn.Linear(3, 3), nn.GELU(), nn.Linear(3, 2)),
+        nn.Sequential(nn.Linear(3, 3), nn.Dropout(), nn.Linear(3, 2)),
+        nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.ReLU(), nn.Linear(3, 2)),
+        nn.Sequential(nn.Flatten(), nn.Tanh(), nn.Linear(3, 2)),
+        nn.Sequential(nn.Tanh(), nn.Linear(3, 2)),
+        nn.Sequential(nn.Linear(3, 2), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(1, 1, 3), nn.Flatten(), nn.Linear(3, 2)),
+        nn.Sequential(nn.Conv2d(1, 1, 3), nn.MaxPool2d(2), nn.Linear(3, 2)),
+        nn.Sequential(nn.Conv2d(1, 1, 3), nn.MaxPool2d(3), nn.Flatten(), nn.Linear(3, 2)),
+        nn.Sequential(nn.Conv2d(1, 1, 3, stride=2), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(3, 2)),
+        nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)),
+        nn.Sequential(nn.Linear(3, 2)).half(),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_anything_else_is_left_to_torch(module):
+    assert kernels.compiled(module, F.cross_entropy) is None
+
+
+def test_another_loss_is_left_to_torch():
+    assert kernels.compiled(nn.Sequential(nn.Linear(3, 2)), F.mse_loss) is None
+
+
+def test_strange_batches_are_left_to_torch():
+    network = kernels.compiled(nn.Sequential(nn.Linear(3, 2)), F.cross_entropy)
+    assert network.takes(torch.zeros(5, 3), torch.zeros(5, dtype=torch.int64))
+    assert not network.takes(torch.zeros(5, 4, 3), torch.zeros(5, dtype=torch.int64))
+    assert not network.takes(torch.zeros(5, 3), torch.zeros(5, 2))  # probabilities
