@@ -14,7 +14,12 @@ from torch.nn import functional as F
 from fafed import kernels
 from fafed.models import MLP, CifarCNN, FashionCNN, MnistCNN, SoftmaxRegression
 
-SHAPES = {FashionCNN: (1, 28, 28), MLP: (1, 28, 28), SoftmaxRegression: (784,)}
+SHAPES = {
+    FashionCNN: (1, 28, 28),
+    MnistCNN: (1, 28, 28),
+    MLP: (1, 28, 28),
+    SoftmaxRegression: (784,),
+}
 
 
 def flat(module: nn.Module) -> Tensor:
@@ -141,7 +146,6 @@ def hooked() -> nn.Module:
     "module",
     [
         CifarCNN(),  # torch's own convolutions are faster there
-        MnistCNN(),
         Shouting(nn.Linear(3, 2)),
         frozen(),
         hooked(),

@@ -385,3 +385,37 @@ def test_what_cannot_work_is_refused_when_built(module, loss, words):
         fafed.train(
             module, clients, fafed.FedAvg(), rounds=1, local_steps=1, batch_size=8, loss=loss
         )
+
+
+class Viewing(nn.Module):
+    """Code that needs the usual layout of images."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.linear = nn.Conv2d(2, 3, 3), nn.Linear(3 * 16, 4)
+
+    def forward(self, x):
+        return self.linear(self.conv(x).view(len(x), -1))
+
+
+class Flattening(Viewing):
+    def forward(self, x):
+        return self.linear(self.conv(x).flatten(1))
+
+
+def test_channels_last_only_where_the_model_can_take_it():
+    torch.manual_seed(0)
+    example = Batch(
+        (torch.randn(5, 2, 6, 6), torch.randint(4, (5,))),
+        torch.zeros((), dtype=torch.int64),
+        torch.ones((), dtype=torch.bool),
+    )
+    viewing, flattening = (Model(m, F.cross_entropy) for m in (Viewing(), Flattening()))
+    for objective in (viewing, flattening):
+        objective.probe(example)
+    assert (viewing.channels_last, flattening.channels_last) == (False, True)
+    found = [
+        objective.evaluate(flattening.x0, example, Memory(), functional=False).gradient
+        for objective in (viewing, flattening)
+    ]
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)

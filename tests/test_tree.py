@@ -24,6 +24,15 @@ def test_flatten_and_back():
     assert torch.equal(again.a, nested.a)
 
 
+def test_leaves_and_back():
+    nested = Pair(torch.arange(3.0), (torch.ones(2), Pair(torch.zeros(()), ())))
+    again = tree.rebuilt(nested, [leaf + 1 for leaf in tree.leaves(nested)])
+    assert isinstance(again.b[1], Pair)
+    assert again.b[1].b == ()
+    assert torch.equal(again.a, nested.a + 1)
+    assert torch.equal(again.b[1].a, torch.ones(()))
+
+
 def test_mean_accumulates_in_float64_and_casts_back():
     mean = tree.Mean()
     for value in (1.0, 1e-8, 1e-8):

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-WIDE = 64  # inputs of a convolution's output; wider ones are faster in torch's own kernels
+WIDE = 64  # inputs of one output of a convolution
+SMALL = 2**14  # numbers in a weight matrix
 IGNORED = -100  # a target that does not count, as in torch
 PIECE = 2**22  # numbers in the largest intermediate; batches are cut so that it stays in cache
 
@@ -35,7 +36,7 @@ def compiled(module: nn.Module, loss: Any) -> Network | None:
     if not all(p.requires_grad for p in module.parameters()) or list(module.buffers()):
         return None
     plan = _plan(list(module))
-    return None if plan is None else Network(plan)
+    return None if plan is None or _better_in_torch(plan) else Network(plan)
 
 
 class Network:
@@ -103,6 +104,7 @@ class _Program:
             start += layer.parameters
             self.layers.append(layer)
         self.parameters = start
+        self.lowest = next(layer for layer in self.layers if layer.parameters)
         self.shape: tuple[int, ...] = ()
 
     def gradient(self, x: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -148,7 +150,9 @@ class _Program:
         g *= share
         gradient = x.new_empty(n, self.parameters)
         for layer in reversed(self.layers):
-            g = layer.backward(g, gradient, needed=layer is not self.layers[0])
+            g = layer.backward(g, gradient, needed=layer is not self.lowest)
+            if layer is self.lowest:
+                break
         return gradient, loss
 
 
@@ -194,6 +198,14 @@ class _Weighted(_Layer):
     def weight(self, x: Tensor) -> Tensor:
         return x[:, self.weights].view(len(x), self.out, self.inputs)
 
+    def write(self, gradient: Tensor, left: Tensor, right: Tensor) -> None:
+        """left @ right into its place; small products are faster in one piece, then copied."""
+        place = self.weight(gradient)
+        if self.out * self.inputs > SMALL:
+            torch.bmm(left, right, out=place)
+        else:
+            place.copy_(torch.bmm(left, right, out=self.room("dw", left, *place.shape)))
+
 
 class _Linear(_Weighted):
     """(n, b, in) -> (n, b, out)"""
@@ -205,7 +217,7 @@ class _Linear(_Weighted):
         return out if self.biases.start == self.biases.stop else out.add_(x[:, None, self.biases])
 
     def backward(self, g: Tensor, gradient: Tensor, *, needed: bool) -> Tensor:
-        torch.bmm(g.transpose(1, 2), self.a, out=self.weight(gradient))
+        self.write(gradient, g.transpose(1, 2), self.a)
         if self.biases.start != self.biases.stop:
             torch.sum(g, 1, out=gradient[:, self.biases])
         return torch.bmm(g, self.w, out=self.room("g", g, *self.a.shape)) if needed else g
@@ -271,7 +283,7 @@ class _ConvPool(_Weighted):
         torch.mul(wide, self.is_left, out=y[:, :, 0])
         torch.sub(wide, y[:, :, 0], out=y[:, :, 1])
         y = y.view(n, self.out, -1)
-        torch.bmm(y, self.patches.transpose(1, 2), out=self.weight(gradient))
+        self.write(gradient, y, self.patches.transpose(1, 2))
         if not needed:
             return g
         torch.bmm(self.w.transpose(1, 2), y, out=self.patches)
@@ -391,8 +403,15 @@ def _simple(conv: nn.Conv2d) -> bool:
         and conv.padding[0] == conv.padding[1]
         and conv.padding_mode == "zeros"
         and (*conv.stride, *conv.dilation, conv.groups) == (1, 1, 1, 1, 1)
-        and conv.weight[0].numel() <= WIDE
     )
+
+
+def _better_in_torch(plan: list[nn.Module]) -> bool:
+    """Images in colour run channels-last in torch, where wide convolutions are faster than here;
+    to grey ones that layout brings nothing."""
+    convolutions = [m for m in plan if isinstance(m, nn.Conv2d)]
+    wide = any(m.weight[0].numel() > WIDE for m in convolutions)
+    return wide and convolutions[0].in_channels > 1
 
 
 def _halves(module: nn.Module) -> bool:

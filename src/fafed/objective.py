@@ -166,6 +166,7 @@ class Model(_Differentiable):
         self._local = threading.local()
         self.recurrent = hasattr(self.module, "initial_state")
         self.stochastic = self.generator = False  # until `probe` has looked
+        self.channels_last = False  # likewise
         self.network: kernels.Network | None = None  # likewise
 
     def evaluate(self, x: Tensor, batch: Batch, memory: Memory, *, functional: bool) -> Evaluation:
@@ -213,9 +214,23 @@ class Model(_Differentiable):
                 f"loss must return one number, the mean over the batch, got {_shape(value)}: "
                 "use reduction='mean', or take .mean()"
             )
+        self.channels_last = self._likes_channels_last(batch)
         network = kernels.compiled(self.module, self.loss)
         if network is not None and len(inputs) == 1 and network.takes(*batch.data):
             self.network = network
+
+    def _likes_channels_last(self, batch: Batch) -> bool:
+        if self.device.type != "cpu" or self.recurrent or batch.data[0].ndim != 4:
+            return False
+        if not any(isinstance(m, nn.Conv2d) for m in self.module.modules()):
+            return False
+        self.channels_last = True
+        try:
+            with _forked(self.device):
+                self._loss(self.x0, batch, self.start())
+        except RuntimeError:  # code such as x.view(len(x), -1), which needs the usual layout
+            return False
+        return True
 
     def predict(self, x: Tensor, buffers: tuple[Tensor, ...]) -> nn.Module:
         """A copy of the module with this vector and these buffers, in eval mode."""
@@ -270,6 +285,9 @@ class Model(_Differentiable):
                     lambda new, old: torch.where(batch.fresh, new, old), state, carried
                 )
             inputs = [*inputs, state]
+        elif self.channels_last and inputs[0].ndim == 4 and not _wrapped(inputs[0]):
+            # the layout in which torch's convolutions and pools are fast on a CPU
+            inputs = [inputs[0].contiguous(memory_format=torch.channels_last), *inputs[1:]]
         # cloned: a module in train mode writes into its buffers
         buffers = {n: b.clone() for n, b in zip(self.buffer_names, memory.buffers, strict=True)}
         outputs = functional_call(self._own_module(), self._parameters(x) | buffers, tuple(inputs))
@@ -298,7 +316,7 @@ class Model(_Differentiable):
         torch's generator, which is everybody's, so one thread at a time."""
         if not self.stochastic:
             yield
-        elif not self.generator or torch._C._functorch.is_functorch_wrapped_tensor(key):
+        elif not self.generator or _wrapped(key):
             with randomness.KeyedDropout(key):  # vmap refuses all other randomness
                 yield
         else:
@@ -322,6 +340,11 @@ def _forked(device: torch.device) -> contextlib.AbstractContextManager[None]:
 
 def _rng_state(device: torch.device) -> Tensor:
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _wrapped(value: Tensor) -> bool:
+    """Whether vmap or grad of torch.func is looking on."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(value))
 
 
 def _shape(value: Any) -> str:

@@ -18,6 +18,11 @@ def map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     return pytree.tree_map(function, tree, *others)
 
 
+def rebuilt(like: Any, leaves: Sequence[Tensor]) -> Any:
+    """A tree of the shape of `like` with these leaves."""
+    return pytree.tree_unflatten(leaves, pytree.tree_structure(like))
+
+
 def stack(trees: Sequence[Any]) -> Any:
     """One tree whose leaves have a new first dimension, one entry per tree."""
     return map(lambda *parts: torch.stack(parts), trees[0], *trees[1:])
@@ -35,8 +40,12 @@ def nbytes(tree: Any) -> int:
 
 def finite(tree: Any) -> Tensor:
     """Whether every number in the tree is finite, as a bool scalar."""
-    flags = [torch.isfinite(leaf).all() for leaf in leaves(tree) if leaf.is_floating_point()]
-    return torch.stack(flags).all() if flags else torch.tensor(True)
+    numbers = [leaf for leaf in leaves(tree) if leaf.is_floating_point()]
+    if not numbers:
+        return torch.tensor(True)
+    if torch.isfinite(torch.stack([leaf.sum(dtype=torch.float64) for leaf in numbers])).all():
+        return torch.tensor(True)  # one pass that only reads; a sum may overflow, so else look
+    return torch.stack([torch.isfinite(leaf).all() for leaf in numbers]).all()
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Tensor]:

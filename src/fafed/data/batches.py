@@ -149,7 +149,7 @@ class Examples:
         return self
 
     def gather(self, rows: Tensor) -> Any:
-        return tree.map(lambda leaf: leaf[rows], self.pool)
+        return tree.map(lambda leaf: _Rows.apply(leaf, rows), self.pool)  # type: ignore[no-untyped-call]
 
     def stackable(self, kinds: Sequence[Draw]) -> bool:
         sizes = {"round": self.batch_size, "anchor": self.anchor_size, "full": "full"}
@@ -220,6 +220,23 @@ class Examples:
                 key = randomness.keys("epoch", self.seed, members, epoch)
                 self._orders[n, epoch] = randomness.permutations(key, n)
             return self._orders[n, epoch]
+
+
+class _Rows(torch.autograd.Function):
+    """pool[rows]: whole rows are copied, also under vmap, whose own rule copies single numbers."""
+
+    @staticmethod
+    def forward(pool: Tensor, rows: Tensor) -> Tensor:
+        return pool.index_select(0, rows.reshape(-1)).view(*rows.shape, *pool.shape[1:])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, pool: Tensor, rows: Tensor) -> tuple[Tensor, int]:
+        assert in_dims[0] is None  # the pool is everybody's
+        return _Rows.forward(pool, rows.movedim(in_dims[1], 0)), 0
 
 
 def _checked_size(name: str, size: Any) -> BatchSize:
