@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fafed import tree
 from fafed.engines.client import ClientState
-from fafed.engines.simulation import Simulation
+from fafed.engines.distributed import Distributed
 from fafed.errors import FafedError
 from fafed.run import Run, State, Totals
 
@@ -33,12 +33,12 @@ class CheckpointError(FafedError):
 
 def save(run: Run, folder: Path, digest: str) -> Path:
     """Write the state after the last finished round; keeps the newest `KEPT` files."""
-    assert isinstance(run.engine, Simulation)
-    state = run.state
+    state, engine = run.state, _keeping(run)
     tensors = tree.flatten((state.shared, state.buffers), "server")
-    present = [i for i, client in enumerate(run.engine.states) if client is not None]
+    clients = engine.states
+    present = [i for i, client in enumerate(clients) if client is not None]
     for i in present:
-        tensors |= tree.flatten(run.engine.states[i], f"client.{i}")
+        tensors |= tree.flatten(clients[i], f"client.{i}")
     tensors = {name: leaf.detach().contiguous().cpu() for name, leaf in tensors.items()}
     header = {
         "format": FORMAT,
@@ -47,7 +47,8 @@ def save(run: Run, folder: Path, digest: str) -> Path:
         "members": state.members,
         "totals": state.totals,
         "clients": present,
-        "engine": run.engine.engine,
+        "engine": engine.engine,
+        "memo": getattr(engine, "memo", None),  # what a server remembers of real silos
         "checksums": {name: _checksum(leaf) for name, leaf in tensors.items()},
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,22 +92,45 @@ def verify(path: Path, digest: str) -> dict[str, Tensor]:
 
 def load(run: Run, path: Path, digest: str) -> None:
     """Put the run into the state of this checkpoint."""
-    assert isinstance(run.engine, Simulation)
+    engine = _keeping(run)
     tensors, header = verify(path, digest), _header(path)
     device = run.state.shared.x.device
     tensors = {name: leaf.to(device) for name, leaf in tensors.items()}
-    objective = run.engine.objective
     shared, buffers = tree.unflatten((run.state.shared, run.state.buffers), tensors, "server")
     local = run.algorithm.join(shared.x)
-    states: list[ClientState | None] = [None] * run.engine.population
+    states: list[ClientState | None] = [None] * engine.population
     for i in header["clients"]:
         carried = any(name.startswith(f"client.{i}.hidden") for name in tensors)
-        like = ClientState(local, objective.hidden_like() if carried else ())
+        like = ClientState(local, engine.objective.hidden_like() if carried else ())
         states[i] = tree.unflatten(like, tensors, f"client.{i}")
-    run.engine.states = states
+    engine.states = states
+    if header.get("memo") is not None:
+        engine.memo = header["memo"]
     run.state = State(
         shared, buffers, header["round"], tuple(header["members"]), Totals(*header["totals"])
     )
+
+
+def share(run: Run) -> None:
+    """Give all ranks the state that rank 0 is in; a client's goes to the rank that hosts it."""
+    if not isinstance(run.engine, Distributed):
+        return
+    ranks, (shared, buffers, *facts) = run.engine.ranks, run.state
+    if ranks.rank == 0:
+        for other in range(1, ranks.size):
+            ranks.send(other, facts, tree.leaves((shared, buffers)))
+    else:
+        (round, members, totals), leaves = ranks.receive(0)
+        moved = [leaf.to(shared.x.device) for leaf in leaves]
+        shared, buffers = tree.rebuilt((shared, buffers), moved)
+        run.state = State(shared, buffers, round, tuple(members), Totals(*totals))
+    run.engine.deal()
+
+
+def _keeping(run: Run) -> Any:
+    """The engine, with what only those engines have whose runs can be saved: its name and what
+    its clients keep. Real silos keep it themselves: their states are all None here."""
+    return run.engine
 
 
 def _header(path: Path) -> dict[str, Any]:

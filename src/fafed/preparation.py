@@ -17,9 +17,10 @@ from fafed.algorithm import Batch
 from fafed.data import partition
 from fafed.data.batches import Examples, Source, examples_of
 from fafed.data.streams import Streams, passage
+from fafed.engines.ranks import Ranks
 from fafed.errors import ConfigError, nearest
 from fafed.experiment import Experiment
-from fafed.run import Run
+from fafed.run import Measure, Run
 from fafed.training import build
 
 LOSSES: dict[str, objective.Loss] = {
@@ -46,26 +47,19 @@ class Prepared(NamedTuple):
     shards: Shards
 
 
-def prepare(experiment: Experiment, engine: str | None = None) -> Prepared:
-    """Everything loaded, checked and ready for the first round."""
+def prepare(
+    experiment: Experiment,
+    engine: str | None = None,
+    ranks: Ranks | None = None,
+    *,
+    workers: int | None = None,
+) -> Prepared:
+    """Everything loaded, checked and ready for the first round. Of several ranks, 0 measures."""
     torch.set_num_threads(experiment.threads)
     shards = shard(experiment)
-    module = models.build(experiment.model.name, seed=experiment.seed, **experiment.model.options)
-    goal = objective.Model(
-        module,
-        _loss(experiment.loss, shards.text),
-        clip=experiment.clip,
-        weight_decay=experiment.weight_decay,
-        device=experiment.device,
-    )
-    chosen = {} if shards.text else {name: _metric(name) for name in experiment.metrics}
-
-    def measure(x: Tensor, buffers: tuple[Tensor, ...]) -> dict[str, dict[str, float]]:
-        return {
-            part: goal.measure(x, buffers, _moved(batches(), goal), chosen)
-            for part, batches in shards.measured.items()
-        }
-
+    device = ranks.device(experiment.device) if ranks else experiment.device
+    goal = model(experiment, text=shards.text, device=device)
+    measures = ranks is None or ranks.rank == 0
     run = build(
         experiment.algorithm_object(shards.source.epoch_steps),
         goal,
@@ -77,10 +71,42 @@ def prepare(experiment: Experiment, engine: str | None = None) -> Prepared:
         weights=experiment.weights,
         participation=experiment.participation,
         failure=experiment.failure,
-        measure=measure if shards.measured else None,
+        measure=measuring(experiment, goal, shards.measured if measures else {}, text=shards.text),
         measure_every=experiment.eval_every,
+        workers=workers,
+        ranks=ranks,
     )
     return Prepared(run, goal, shards)
+
+
+def model(experiment: Experiment, *, text: bool, device: str | None = None) -> objective.Model:
+    """The experiment's model and loss, as it is before the first round."""
+    return objective.Model(
+        models.build(experiment.model.name, seed=experiment.seed, **experiment.model.options),
+        _loss(experiment.loss, text),
+        clip=experiment.clip,
+        weight_decay=experiment.weight_decay,
+        device=device or experiment.device,
+    )
+
+
+def measuring(
+    experiment: Experiment,
+    goal: objective.Model,
+    measured: Mapping[str, Callable[[], Iterable[Batch]]],
+    *,
+    text: bool,
+) -> Measure | None:
+    """What is measured after a round; None if there is nothing to measure on."""
+    chosen = {} if text else {name: _metric(name) for name in experiment.metrics}
+
+    def measure(x: Tensor, buffers: tuple[Tensor, ...]) -> dict[str, dict[str, float]]:
+        return {
+            part: goal.measure(x, buffers, _moved(batches(), goal), chosen)
+            for part, batches in measured.items()
+        }
+
+    return measure if measured else None
 
 
 def shard(experiment: Experiment) -> Shards:
@@ -105,10 +131,10 @@ def _loaded(name: str) -> datasets.Images | datasets.Text:
 def _images(experiment: Experiment, images: datasets.Images) -> Shards:
     wanted = experiment.data
     labels = images.train[1].numpy()
-    kept, held = _held_out(len(labels), wanted.validation, experiment.seed)
+    kept, held = held_out(len(labels), wanted.validation, experiment.seed)
     how = partition.build(dataset=wanted.name, **wanted.partition)
     parts = [kept[p] for p in how.split(labels[kept], wanted.clients, experiment.seed)]
-    source = Examples(images.train, parts, **_sizes(experiment))
+    source = Examples(images.train, parts, **sizes(experiment))
     measured = {"test": _chunks(images.test)} | _sampled(experiment, images.train, parts)
     if len(held):
         measured["validation"] = _chunks(_rows(images.train, held))
@@ -120,8 +146,7 @@ def _text(experiment: Experiment, text: datasets.Text) -> Shards:
     wanted = experiment.data
     how = partition.build("contiguous")
     parts = how.split(np.arange(len(text.train)), wanted.clients, experiment.seed)
-    sizes = _sizes(experiment)
-    source = Streams(text.train, parts, bptt=wanted.bptt, **sizes)
+    source = Streams(text.train, parts, bptt=wanted.bptt, **sizes(experiment))
     measured = {
         "test": lambda: passage(text.test, bptt=wanted.bptt),
         "validation": lambda: passage(text.valid, bptt=wanted.bptt),
@@ -130,16 +155,16 @@ def _text(experiment: Experiment, text: datasets.Text) -> Shards:
 
 
 def _own(experiment: Experiment, own: datasets.Own) -> Shards:
-    source = examples_of(own.clients, **_sizes(experiment))
+    source = examples_of(own.clients, **sizes(experiment))
     measured = {} if own.test is None else {"test": _chunks(own.test)}
     if experiment.data.validation:
         kept = [
-            _held_out(n, experiment.data.validation, experiment.seed + i)
+            held_out(n, experiment.data.validation, experiment.seed + i)
             for i, n in enumerate(source.examples)
         ]
         held = np.concatenate([p[h] for p, (_, h) in zip(source.parts, kept, strict=True)])
         parts = [p[k] for p, (k, _) in zip(source.parts, kept, strict=True)]
-        source = Examples(source.pool, parts, **_sizes(experiment))
+        source = Examples(source.pool, parts, **sizes(experiment))
         measured["validation"] = _chunks(_rows(source.pool, held))
     measured |= _sampled(experiment, source.pool, source.parts)
     labels = source.pool[-1]
@@ -150,7 +175,7 @@ def _own(experiment: Experiment, own: datasets.Own) -> Shards:
     return Shards(source, measured, counts, [str(i) for i in range(classes)], text=False)
 
 
-def _held_out(n: int, share: float, seed: int) -> tuple[Any, Any]:
+def held_out(n: int, share: float, seed: int) -> tuple[Any, Any]:
     """Rows to train on and rows to hold out; both sorted, a function of the seed."""
     order = randomness.permutations(randomness.keys("validation", seed), n)
     count = int(share * n)
@@ -175,7 +200,8 @@ def _rows(pool: tuple[Tensor, ...], rows: Any) -> tuple[Tensor, ...]:
     return tuple(part[chosen] for part in pool)
 
 
-def _sizes(experiment: Experiment) -> dict[str, Any]:
+def sizes(experiment: Experiment) -> dict[str, Any]:
+    """How much is drawn, and by which seed."""
     b, anchor = experiment.batch_size, experiment.opening_batch_size
     if anchor is None and isinstance(b, int):
         anchor = b * experiment.local_steps

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fafed.algorithm import Algorithm
 from fafed.cohort import Cohort
-from fafed.engines.contract import Engine, NotFinite
+from fafed.engines.contract import Engine, Forgotten, NotFinite
 from fafed.errors import ConfigError, FafedError
 from fafed.records import History, Record
 
@@ -55,6 +55,17 @@ class Diverged(FafedError):
         self.round = round
         self.x: Tensor | None = None
         self.history: History = History()
+
+
+class Absent(FafedError):
+    """A round that cannot be made without clients that are not there."""
+
+
+class _Again(Exception):
+    """The round is to be made again, by these clients."""
+
+    def __init__(self, clients: tuple[int, ...]) -> None:
+        self.clients = clients
 
 
 class Run:
@@ -110,23 +121,36 @@ class Run:
         """One round; on an error the state is still that of the round before."""
         began = time.perf_counter()
         number = self.state.round + 1
-        step = self.state.round * self.local_steps
         invited = self.cohort.invited(number)
         clients = self.cohort.answering(number, invited)
+        for _ in range(10):
+            try:
+                return self._attempt(began, invited, clients)
+            except _Again as again:
+                clients = again.clients
+        raise Absent(f"round {number}: ten times clients were lost between two exchanges: stopped")
+
+    def _attempt(self, began: float, invited: tuple[int, ...], clients: tuple[int, ...]) -> Record:
+        number = self.state.round + 1
+        step = self.state.round * self.local_steps
         shared, buffers, totals = self.state.shared, self.state.buffers, self.state.totals
         opening = self.algorithm.opening() if self.state.round == 0 else ()
         if clients and not opening and invited != self.state.members:
             shared = self._regrouped(shared, number)
-        loss = None
+        loss, first = None, True
         for exchange in (*opening, *self.algorithm.exchanges()) if clients else ():
             try:
                 reply = self.engine.deliver(exchange, shared, buffers, clients, step)
+                if reply.answered not in (None, clients):
+                    clients = self._without_absent(reply.answered, clients, number, first)
             except BaseException as cause:
                 self.engine.rollback()
                 if isinstance(cause, NotFinite):
                     raise self._diverged(cause, number) from cause
+                if isinstance(cause, Forgotten):
+                    raise self._rejoined(cause, clients, number) from cause
                 raise
-            shared = exchange.server(shared, reply.mean, reply.trip)
+            shared, first = exchange.server(shared, reply.mean, reply.trip), False
             buffers = reply.buffers
             loss = reply.loss if reply.loss is not None else loss
             totals = Totals(
@@ -141,6 +165,34 @@ class Run:
         members = invited if invited == clients else ()
         self.state = State(shared, buffers, number, members, totals)
         return self._record(loss, len(clients))
+
+    def _without_absent(
+        self, answered: Any, clients: tuple[int, ...], number: int, first: bool
+    ) -> tuple[int, ...]:
+        """Who goes on with the round. Who answers only some of its exchanges has not taken part:
+        the round is made again without them."""
+        absent = sorted(set(clients) - set(answered))
+        if self.algorithm.everyone:
+            raise Absent(
+                f"round {number}: {type(self.algorithm).__name__} needs every client in every "
+                f"round, but {absent} did not answer: bring them back and go on"
+                + self._without_everyone()
+            )
+        if not first:
+            raise _Again(tuple(answered))
+        return tuple(answered)
+
+    def _rejoined(self, cause: Forgotten, clients: tuple[int, ...], number: int) -> Exception:
+        if self.algorithm.everyone:
+            return Absent(
+                f"round {number}: {cause}, and {type(self.algorithm).__name__} cannot do without "
+                "it: restore it from a backup, or begin the run anew" + self._without_everyone()
+            )
+        self.state = self.state._replace(members=())
+        return _Again(clients)
+
+    def _without_everyone(self) -> str:
+        return " (wire='full' does without)" if hasattr(self.algorithm, "wire") else ""
 
     def _regrouped(self, shared: Any, number: int) -> Any:
         new = self.algorithm.regroup(shared)

@@ -24,7 +24,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from fafed import __version__
+from fafed import __version__, allocation
 from fafed.errors import ConfigError, FafedError
 from fafed.experiment import Experiment
 from fafed.records import Record
@@ -138,23 +138,31 @@ class RunDir:
 OnRecord = Callable[[Record], None]
 
 
-def execute(experiment: Experiment, place: RunDir, on_record: OnRecord | None = None) -> None:
+def execute(
+    experiment: Experiment,
+    place: RunDir,
+    on_record: OnRecord | None = None,
+    prepare: Callable[[Experiment, str | None], Any] | None = None,
+) -> None:
     """Run the experiment in its directory, from where it stopped if it was begun before.
 
-    An interrupt (Ctrl-C) or a kill at any moment loses at most the round under way.
+    An interrupt (Ctrl-C) or a kill at any moment loses at most the round under way. `prepare`
+    makes the run: in simulation if it is None.
     """
-    from fafed import checkpoint
-    from fafed.preparation import prepare
+    from fafed import checkpoint, preparation
 
+    allocation.keep_memory()
     with place.locked():
         if not place.exists:
             place.write("experiment.toml", experiment.to_toml())
         digest = experiment.digest
         usable = _newest_usable(place, digest)
-        prepared = prepare(experiment, engine=checkpoint.engine_of(usable) if usable else None)
+        engine = checkpoint.engine_of(usable) if usable else None
+        prepared = (prepare or preparation.prepare)(experiment, engine)
         run = prepared.run
         if usable:
             checkpoint.load(run, usable, digest)
+        checkpoint.share(run)
         _cut(place, run.state.round)
         (place.path / "failure.txt").unlink(missing_ok=True)
         place.write("environment.json", json.dumps(environment(prepared), indent=2))
@@ -172,10 +180,15 @@ def execute(experiment: Experiment, place: RunDir, on_record: OnRecord | None = 
                         f"{file.name} could not be written: {cause}. Free some space and "
                         f"resume; round {record.round - 1} is safe"
                     ) from cause
-                if record.round % experiment.checkpoint_every == 0 or record.round == run.rounds:
+                if due(record, experiment):
                     checkpoint.save(run, place.checkpoints, digest)
                 if on_record:
                     on_record(record)
+
+
+def due(record: Record, experiment: Experiment) -> bool:
+    """Whether a checkpoint follows this round."""
+    return record.round % experiment.checkpoint_every == 0 or record.round == experiment.rounds
 
 
 def _until_divergence(run: Iterable[Record], place: RunDir) -> Iterator[Record]:

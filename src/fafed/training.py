@@ -23,6 +23,8 @@ from fafed.data.batches import (
     as_tensors,
     examples_of,
 )
+from fafed.engines.distributed import Distributed
+from fafed.engines.ranks import Ranks
 from fafed.engines.simulation import Simulation
 from fafed.errors import ConfigError
 from fafed.objective import Loss, Metric
@@ -63,6 +65,7 @@ def train(
     weight_decay: float = 0.0,
     eval_every: int = 1,
     device: torch.device | str | None = None,
+    workers: int | None = None,
 ) -> Result:
     """Train `model` over `clients` with `algorithm`, and return the trained copy.
 
@@ -74,6 +77,7 @@ def train(
     participation, failure: see `fafed.cohort.Cohort`.
     opening_batch_size: the batch of the first estimate (FAFED, STEM); local_steps * batch_size.
     clip, weight_decay: of each gradient: bound on its norm, and multiple of x added to it.
+    workers: threads that clients are shared among, one per core if None; no digit depends on it.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model must be an nn.Module, got {type(model).__name__}")
@@ -112,6 +116,7 @@ def train(
         failure=failure,
         measure=measure if held_out else None,
         measure_every=eval_every,
+        workers=workers,
     )
     history, chosen, lowest = History(), run.state, math.inf
     try:
@@ -164,8 +169,11 @@ def build(
     failure: float = 0.0,
     measure: Any = None,
     measure_every: int = 1,
+    workers: int | None = None,
+    ranks: Ranks | None = None,
 ) -> Run:
-    """A run in simulation, checked: whatever cannot work is refused here, not in round 300."""
+    """A run in simulation, or on several ranks, checked: whatever cannot work is refused here, not
+    in round 300."""
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(
             f"algorithm must be an object such as fafed.FAFED(eta=0.01), got {algorithm!r}"
@@ -181,13 +189,14 @@ def build(
         algorithm,
         objective,
         source,
-        weights=_weights(weights, source.examples),
+        weights=weights_of(weights, source.examples),
         steps=local_steps,
         engine=engine,
+        workers=workers,
     )
     return Run(
         algorithm,
-        simulation,
+        simulation if ranks is None else Distributed(simulation, ranks),
         objective.x0,
         objective.start().buffers,
         rounds=rounds,
@@ -198,7 +207,8 @@ def build(
     )
 
 
-def _weights(weights: str | Sequence[float], examples: Sequence[int]) -> list[float]:
+def weights_of(weights: str | Sequence[float], examples: Sequence[int]) -> list[float]:
+    """A weight for each client."""
     if weights == "uniform":
         return [1.0] * len(examples)
     if weights == "examples":

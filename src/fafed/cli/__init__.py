@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from fafed.cli import data, runs, theory
+from fafed.cli import data, export, paper, runs, silos, theory
 from fafed.cli.lists import algorithms, presets
 
 app = typer.Typer(
@@ -28,6 +28,21 @@ app.command()(presets)
 app.command()(algorithms)
 app.add_typer(data.app, name="data")
 app.add_typer(theory.app, name="theory")
+app.add_typer(paper.app, name="paper")
+app.add_typer(silos.app, name="silos")
+app.add_typer(export.app, name="export")
+
+
+@app.callback()
+def _alone(context: typer.Context) -> None:
+    from fafed.errors import ConfigError
+
+    size, command = os.environ.get("WORLD_SIZE", "1"), context.invoked_subcommand
+    if size != "1" and command not in ("run", "resume"):
+        raise ConfigError(
+            f"fafed {command} does not run on several ranks (WORLD_SIZE={size}): start it without "
+            "torchrun; run and resume are the commands for it"
+        )
 
 
 def main() -> None:

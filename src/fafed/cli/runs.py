@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,7 @@ from fafed.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from fafed.engines.ranks import Ranks
     from fafed.experiment import Experiment
     from fafed.report.runs import StudyData
     from fafed.rundir import RunDir
@@ -30,35 +32,67 @@ Track = Annotated[
     str | None, typer.Option(help="Also send records to tensorboard:DIR, mlflow:URI, wandb:NAME.")
 ]
 
+Timeout = Annotated[
+    float, typer.Option(min=1, help="Under torchrun: seconds that a rank waits for the others.")
+]
+
 
 def run(
     experiment: Name,
     changes: Changes = None,
     root: Root = ROOT,
     track: Track = None,
+    timeout: Timeout = 600.0,
     as_json: Json = False,
 ) -> None:
     """Run one experiment; one that was begun goes on, one that is finished is not repeated."""
     from fafed.experiment import Experiment
     from fafed.rundir import RunDir
 
-    found = Experiment.read(experiment, changes or ())
-    _run(found, RunDir.of(found, root), as_json, track)
+    def lead(ranks: Ranks | None) -> None:
+        found = Experiment.read(experiment, changes or ())
+        _run(found, RunDir.of(found, root), as_json, track, ranks)
+
+    _on_ranks(lead, timeout)
 
 
 def resume(
     place: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     track: Track = None,
+    timeout: Timeout = 600.0,
     as_json: Json = False,
 ) -> None:
     """Go on with a run from its last checkpoint."""
     from fafed.rundir import RunDir
 
     found = RunDir(place)
-    _run(found.experiment(), found, as_json, track)
+    _on_ranks(lambda ranks: _run(found.experiment(), found, as_json, track, ranks), timeout)
 
 
-def _run(experiment: Experiment, place: RunDir, as_json: bool, track: str | None) -> None:
+def _on_ranks(lead: Callable[[Ranks | None], None], timeout: float) -> None:
+    """Do it here; under torchrun on rank 0, with the help of the others."""
+    if "WORLD_SIZE" not in os.environ:
+        lead(None)
+        return
+    from fafed.engines.ranks import RankFailed, joined
+    from fafed.run import Diverged
+    from fafed.torchrun import take_part
+
+    try:
+        with joined(timeout) as ranks:
+            if ranks.rank == 0:
+                lead(ranks)
+            else:
+                take_part(ranks)
+    except (Diverged, RankFailed, KeyboardInterrupt) as error:
+        if os.environ["RANK"] == "0":
+            raise
+        raise typer.Exit(130 if isinstance(error, KeyboardInterrupt) else 1) from error
+
+
+def _run(
+    experiment: Experiment, place: RunDir, as_json: bool, track: str | None, ranks: Ranks | None
+) -> None:
     from fafed.progress import Display
     from fafed.records import Record
     from fafed.rundir import execute
@@ -66,6 +100,8 @@ def _run(experiment: Experiment, place: RunDir, as_json: bool, track: str | None
 
     if place.finished():
         typer.echo(f"already finished: {place.path}", err=True)
+        if ranks:
+            ranks.tell(None)
     else:
         label = place.path.name
         tracker = open_tracker(track, label, experiment.to_dict()) if track else None
@@ -78,7 +114,12 @@ def _run(experiment: Experiment, place: RunDir, as_json: bool, track: str | None
 
             try:
                 display.update(label, experiment.rounds, None)
-                execute(experiment, place, show)
+                if ranks:
+                    from fafed.torchrun import lead
+
+                    lead(experiment, place, show, ranks)
+                else:
+                    execute(experiment, place, show)
             finally:
                 if tracker:
                     tracker.close()

@@ -43,6 +43,14 @@ class NotFinite(FafedError):
         self.what = what
 
 
+class Forgotten(FafedError):
+    """Clients that have lost what they kept: from now on they are as if they had never come."""
+
+    def __init__(self, clients: Sequence[int]) -> None:
+        super().__init__(f"clients {list(clients)} have lost what they kept of the run")
+        self.clients = tuple(clients)
+
+
 class Reply(NamedTuple):
     """What came back from one exchange."""
 
@@ -54,3 +62,4 @@ class Reply(NamedTuple):
     samples: int
     bytes_up: int
     bytes_down: int
+    answered: tuple[int, ...] | None = None  # of the clients asked; None: all of them

@@ -1,0 +1,208 @@
+"""Clients on several processes or machines, with torch.distributed.
+
+Each rank is a simulation of the clients that it hosts. An exchange ends with one all-reduce of one
+flat float64 buffer, the sums over the clients, from which every rank makes the reply and takes the
+server's step itself. An error on one rank travels in the same buffer, so that all of them give the
+round up together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from fafed import tree
+from fafed.algorithm import Exchange
+from fafed.data.batches import ClientBatches
+from fafed.engines.client import ClientState
+from fafed.engines.contract import NotFinite, Reply
+from fafed.engines.ranks import RankFailed, Ranks
+from fafed.engines.simulation import Simulation, Sums
+from fafed.objective import Objective
+
+PARCEL = 2**26  # bytes: clients' states travel in parcels of about this size
+
+
+class Distributed:
+    """The clients of this rank, and through the others all clients."""
+
+    def __init__(self, simulation: Simulation, ranks: Ranks) -> None:
+        self.simulation = simulation
+        self.ranks = ranks
+        self.nobody: Any = None  # local state of the client that is none, within a round
+
+    @property
+    def population(self) -> int:
+        return self.simulation.population
+
+    @property
+    def engine(self) -> str:
+        return self.simulation.engine
+
+    @property
+    def objective(self) -> Objective:
+        return self.simulation.objective
+
+    def deliver(
+        self,
+        exchange: Exchange,
+        shared: Any,
+        buffers: tuple[Tensor, ...],
+        clients: Sequence[int],
+        step: int,
+    ) -> Reply:
+        """Carry the exchange to these clients; local steps step+1 .. step+q are theirs."""
+        own = [client for client in clients if self.ranks.hosts(client)]
+        trip = exchange, shared, buffers
+        failure: Exception | None = None
+        try:
+            if own:
+                sums = self.simulation.collect(*trip, own, step)
+            else:
+                sums = self._empty(*trip, clients, step)
+        except Exception as error:  # the others must know before it is raised
+            failure, sums = error, self._empty(*trip, own or clients, step)
+        self._add_up(sums, clients, failure)
+        return self.simulation.reply(exchange, sums, clients)
+
+    def commit(self) -> None:
+        self.nobody = None
+        self.simulation.commit()
+
+    def rollback(self) -> None:
+        self.nobody = None
+        self.simulation.rollback()
+
+    def _add_up(self, sums: Sums, clients: Sequence[int], failure: Exception | None) -> None:
+        """The sums of this rank's clients become those of all ranks' clients."""
+        totals = tree.leaves(sums.mean.total)
+        sizes = [total.numel() for total in totals]
+        facts = [sums.loss, sums.evaluations, sums.samples]
+        failed = [0] * self.ranks.size  # rank -> 1 + the client that failed; behind all if none
+        if failure is not None:
+            at = failure.client if isinstance(failure, NotFinite) else self.population
+            failed[self.ranks.rank] = 1 + at
+        device = self.objective.x0.device
+        tail = torch.tensor([*facts, *failed], dtype=torch.float64, device=device)
+        buffer = self.ranks.add(torch.cat([*(total.reshape(-1) for total in totals), tail]))
+        *parts, tail = torch.split(buffer, [*sizes, len(tail)])
+        loss, evaluations, samples, *failed = tail.tolist()
+        if any(failed):
+            self._give_up([int(at) for at in failed], failure)
+        likes = zip(parts, totals, strict=True)
+        sums.mean.total = tree.rebuilt(sums.mean.total, [p.view(t.shape) for p, t in likes])
+        sums.mean.weight = sum(self.simulation.weights[client] for client in clients)
+        sums.loss, sums.evaluations, sums.samples = loss, int(evaluations), int(samples)
+
+    def _give_up(self, failed: Sequence[int], failure: Exception | None) -> NoReturn:
+        """Raise on all ranks the error that a simulation would have met first."""
+        _, first = min((at, rank) for rank, at in enumerate(failed) if at)
+        where = (failure.client, failure.what) if isinstance(failure, NotFinite) else ()
+        where, text = self.ranks.tell([where, f"{type(failure).__name__}: {failure}"], first)
+        if failure is not None and first == self.ranks.rank:
+            error = failure
+        else:
+            error = NotFinite(*where) if where else RankFailed(f"rank {first} has failed: {text}")
+        self.ranks.agreed = error
+        raise error
+
+    def _empty(
+        self,
+        exchange: Exchange,
+        shared: Any,
+        buffers: tuple[Tensor, ...],
+        clients: Sequence[int],
+        step: int,
+    ) -> Sums:
+        """The sums over no clients. A rank without any must know what a message looks like: it
+        asks a client that is none, with the batches of one of these and zero for every gradient.
+        """
+        here, down, client = self.simulation, exchange.send(shared), clients[0]
+        if client in here.pending:
+            local = here.pending[client].state().local
+        else:
+            local = here.algorithm.join(shared.x) if self.nobody is None else self.nobody
+        draws = here.source.draw(exchange.draw, client, step, here.steps)
+        batches = ClientBatches(here.source.gather, draws)
+        self.nobody, message = exchange.client(
+            lambda x, batch: torch.zeros_like(x), down, local, batches
+        )
+        up = here.algorithm.message_bytes(message) + tree.nbytes(buffers)
+        sums = Sums(tree.Mean(), tree.nbytes((down, buffers)), up)
+        sums.mean.add(tree.map(torch.zeros_like, (message, buffers)), 0.0)
+        return sums
+
+    # The clients' states, which live where their clients do.
+
+    @property
+    def states(self) -> list[ClientState | None]:
+        """What each client keeps: on rank 0 of all clients, while the others `hand_over`; on
+        another of its own."""
+        states = self.simulation.states
+        if self.ranks.rank == 0:
+            for other in range(1, self.ranks.size):
+                for client, state in self._received(other):
+                    states[client] = state
+        return states
+
+    @states.setter
+    def states(self, states: Sequence[ClientState | None]) -> None:
+        self.simulation.states = list(states)
+
+    def hand_over(self) -> None:
+        """Give rank 0 what this rank's clients keep."""
+        self._send(_present(self.simulation.states), 0)
+
+    def deal(self) -> None:
+        """Rank 0 hands the states that it has to the ranks where the clients live."""
+        hosts = self.ranks.hosts
+        states = self.simulation.states
+        if self.ranks.rank:
+            for client, state in self._received(0):
+                states[client] = state
+        else:
+            for other in range(1, self.ranks.size):
+                theirs = {c: s for c, s in _present(states).items() if hosts(c, other)}
+                self._send(theirs, other)
+            states = [s if hosts(c) else None for c, s in enumerate(states)]
+        self.simulation.states = states
+
+    def _send(self, states: Mapping[int, ClientState], to: int) -> None:
+        for parcel in [*_parcels(states), {}]:  # an empty one is the last
+            leaves = {client: tree.leaves(state) for client, state in parcel.items()}
+            note = [[client, len(own)] for client, own in leaves.items()]
+            self.ranks.send(to, note, [leaf for own in leaves.values() for leaf in own])
+
+    def _received(self, source: int) -> Iterator[tuple[int, ClientState]]:
+        x = self.objective.x0
+        new = ClientState(self.simulation.algorithm.join(x), ())
+        carrying = ClientState(new.local, self.objective.hidden_like())
+        while True:
+            note, leaves = self.ranks.receive(source)
+            if not note:
+                return
+            rest = (leaf.to(x.device) for leaf in leaves)
+            for client, count in note:
+                like = new if count == len(tree.leaves(new)) else carrying
+                yield client, tree.rebuilt(like, list(islice(rest, count)))
+
+
+def _present(states: Sequence[ClientState | None]) -> dict[int, ClientState]:
+    return {client: state for client, state in enumerate(states) if state is not None}
+
+
+def _parcels(states: Mapping[int, ClientState]) -> Iterator[dict[int, ClientState]]:
+    parcel: dict[int, ClientState] = {}
+    size = 0
+    for client, state in states.items():
+        parcel[client] = state
+        size += tree.nbytes(state)
+        if size >= PARCEL:
+            yield parcel
+            parcel, size = {}, 0
+    if parcel:
+        yield parcel

@@ -1,0 +1,46 @@
+"""One experiment on the ranks that torchrun has started.
+
+Rank 0 reads, writes, measures and speaks, in an ordinary run directory; the others compute for the
+clients that they host. What the two functions below say to each other must stay in step.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fafed import checkpoint
+from fafed.engines.distributed import Distributed
+from fafed.engines.ranks import Ranks
+from fafed.experiment import Experiment
+from fafed.preparation import prepare
+from fafed.rundir import OnRecord, RunDir, due, execute
+
+
+def lead(experiment: Experiment, place: RunDir, on_record: OnRecord, ranks: Ranks) -> None:
+    """Rank 0: run the experiment in its directory."""
+
+    def prepared(experiment: Experiment, engine: str | None) -> Any:
+        ranks.cure = (
+            f"What was finished is saved: `fafed resume {place.path}`, under torchrun with any "
+            "number of ranks or without it, goes on"
+        )
+        ranks.tell({"experiment": experiment.to_dict(), "engine": engine, "cure": ranks.cure})
+        return prepare(experiment, engine, ranks, workers=ranks.workers())
+
+    execute(experiment, place, on_record, prepared)
+
+
+def take_part(ranks: Ranks) -> None:
+    """Any other rank, until the run is finished or stopped."""
+    logging.getLogger("fafed").setLevel(logging.ERROR)  # rank 0 warns
+    plan = ranks.tell()
+    if plan is None:  # there is nothing to do
+        return
+    experiment, ranks.cure = Experiment.of(plan["experiment"]), plan["cure"]
+    run = prepare(experiment, plan["engine"], ranks, workers=ranks.workers()).run
+    assert isinstance(run.engine, Distributed)
+    checkpoint.share(run)
+    for record in run:
+        if due(record, experiment):
+            run.engine.hand_over()
