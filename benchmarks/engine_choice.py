@@ -11,11 +11,11 @@ import statistics
 import time
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import fafed
 from fafed import models
-from fafed.data.batches import examples_of
-from fafed.engines.simulation import SMALL_GRADIENT
+from fafed.data.batches import ClientBatches, examples_of
 from fafed.objective import Model
 from fafed.training import build
 
@@ -43,9 +43,18 @@ def main() -> None:
                     run.round()
                     times[engine].append(time.perf_counter() - began)
             loop, vmap = (statistics.median(times[e]) for e in ("loop", "vmap"))
-            work = runs["loop"].engine._gradient_work()
-            chosen = "vmap" if work <= SMALL_GRADIENT else "loop"
+            work = operations(runs["loop"])
+            chosen = prepare(name, shape, options, b, "auto").engine.engine
             print(f"{name:>12} {b:>4} {work:>11.2e} {loop / vmap:>9.2f}  {chosen}")
+
+
+def operations(run):
+    """Of one gradient."""
+    source, objective = run.engine.source, run.engine.objective
+    (batch,) = ClientBatches(source.gather, source.draw(("round",), 0, 0, 1))
+    with FlopCounterMode(display=False) as counter:
+        objective.evaluate(objective.x0, batch, objective.start(), functional=False)
+    return counter.get_total_flops()
 
 
 def prepare(name, shape, options, b, engine):
