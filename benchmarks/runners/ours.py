@@ -14,6 +14,7 @@ from benchmarks.runners import exchange
 from benchmarks.runners.exchange import Clock
 from fafed import models
 from fafed.algorithm import Algorithm
+from fafed.allocation import keep_memory
 from fafed.data.batches import Source
 from fafed.objective import Model
 from fafed.run import Run
@@ -74,4 +75,5 @@ def run(folder: Path, answer: Path, began: float, algorithm: str, workers: int) 
 if __name__ == "__main__":
     found = exchange.arguments(algorithm="fedavg", workers=2)
     torch.set_num_threads(1)
+    keep_memory()  # as the command line does
     run(found.task, found.answer, found.began, found.algorithm, found.workers)

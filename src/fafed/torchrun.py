@@ -17,7 +17,13 @@ from fafed.preparation import prepare
 from fafed.rundir import OnRecord, RunDir, due, execute
 
 
-def lead(experiment: Experiment, place: RunDir, on_record: OnRecord, ranks: Ranks) -> None:
+def lead(
+    experiment: Experiment,
+    place: RunDir,
+    on_record: OnRecord,
+    ranks: Ranks,
+    workers: int | None = None,
+) -> None:
     """Rank 0: run the experiment in its directory."""
 
     def prepared(experiment: Experiment, engine: str | None) -> Any:
@@ -25,8 +31,9 @@ def lead(experiment: Experiment, place: RunDir, on_record: OnRecord, ranks: Rank
             f"What was finished is saved: `fafed resume {place.path}`, under torchrun with any "
             "number of ranks or without it, goes on"
         )
-        ranks.tell({"experiment": experiment.to_dict(), "engine": engine, "cure": ranks.cure})
-        return prepare(experiment, engine, ranks, workers=ranks.workers())
+        plan = {"engine": engine, "workers": workers, "cure": ranks.cure}
+        ranks.tell({"experiment": experiment.to_dict()} | plan)
+        return prepare(experiment, engine, ranks, workers=workers or ranks.workers())
 
     execute(experiment, place, on_record, prepared)
 
@@ -38,7 +45,8 @@ def take_part(ranks: Ranks) -> None:
     if plan is None:  # there is nothing to do
         return
     experiment, ranks.cure = Experiment.of(plan["experiment"]), plan["cure"]
-    run = prepare(experiment, plan["engine"], ranks, workers=ranks.workers()).run
+    workers = plan["workers"] or ranks.workers()
+    run = prepare(experiment, plan["engine"], ranks, workers=workers).run
     assert isinstance(run.engine, Distributed)
     checkpoint.share(run)
     for record in run:

@@ -18,6 +18,10 @@ Changes = Annotated[
 ]
 Root = Annotated[Path, typer.Option("--runs", help="Folder of the run directories.")]
 Jobs = Annotated[int, typer.Option("-j", "--jobs", min=1, help="Runs at the same time.")]
+Workers = Annotated[
+    int | None,
+    typer.Option("-w", "--workers", min=1, help="Threads for the clients; default: one per core."),
+]
 Name = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="A TOML file or a preset's name.")]
 
 ROOT = Path("runs")

@@ -17,6 +17,7 @@ from fafed.cli.options import (
     Json,
     Name,
     Root,
+    Workers,
     interruptible,
     print_json,
 )
@@ -42,6 +43,7 @@ def run(
     changes: Changes = None,
     root: Root = ROOT,
     track: Track = None,
+    workers: Workers = None,
     timeout: Timeout = 600.0,
     as_json: Json = False,
 ) -> None:
@@ -51,7 +53,7 @@ def run(
 
     def lead(ranks: Ranks | None) -> None:
         found = Experiment.read(experiment, changes or ())
-        _run(found, RunDir.of(found, root), as_json, track, ranks)
+        _run(found, RunDir.of(found, root), as_json, track, workers, ranks)
 
     _on_ranks(lead, timeout)
 
@@ -59,6 +61,7 @@ def run(
 def resume(
     place: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     track: Track = None,
+    workers: Workers = None,
     timeout: Timeout = 600.0,
     as_json: Json = False,
 ) -> None:
@@ -66,7 +69,11 @@ def resume(
     from fafed.rundir import RunDir
 
     found = RunDir(place)
-    _on_ranks(lambda ranks: _run(found.experiment(), found, as_json, track, ranks), timeout)
+
+    def lead(ranks: Ranks | None) -> None:
+        _run(found.experiment(), found, as_json, track, workers, ranks)
+
+    _on_ranks(lead, timeout)
 
 
 def _on_ranks(lead: Callable[[Ranks | None], None], timeout: float) -> None:
@@ -91,8 +98,16 @@ def _on_ranks(lead: Callable[[Ranks | None], None], timeout: float) -> None:
 
 
 def _run(
-    experiment: Experiment, place: RunDir, as_json: bool, track: str | None, ranks: Ranks | None
+    experiment: Experiment,
+    place: RunDir,
+    as_json: bool,
+    track: str | None,
+    workers: int | None,
+    ranks: Ranks | None,
 ) -> None:
+    from functools import partial
+
+    from fafed.preparation import prepare
     from fafed.progress import Display
     from fafed.records import Record
     from fafed.rundir import execute
@@ -117,9 +132,9 @@ def _run(
                 if ranks:
                     from fafed.torchrun import lead
 
-                    lead(experiment, place, show, ranks)
+                    lead(experiment, place, show, ranks, workers)
                 else:
-                    execute(experiment, place, show)
+                    execute(experiment, place, show, partial(prepare, workers=workers))
             finally:
                 if tracker:
                     tracker.close()
