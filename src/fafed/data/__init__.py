@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fafed.data.catalogue import DATASETS, Status, get, import_files, load, status
 from fafed.data.dataset import Dataset, Images, Text
-from fafed.data.own import Own, from_folder, from_function
+from fafed.data.own import Own, from_file, from_folder, from_function
 from fafed.data.partition import PARTITIONS, Partition, counts
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Status",
     "Text",
     "counts",
+    "from_file",
     "from_folder",
     "from_function",
     "get",

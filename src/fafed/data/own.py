@@ -82,6 +82,14 @@ def from_folder(folder: str | Path) -> Own:
     return _own([_read(path) for path in clients], _read(tests[0]) if tests else None)
 
 
+def from_file(path: str | Path) -> Pair:
+    """The inputs and targets of one .npz, .safetensors or .parquet file."""
+    path = Path(path).expanduser()
+    if path.suffix not in _READERS:
+        raise DataError(f"{path} is of no kind that can be read: {', '.join(_READERS)}")
+    return _pair(_read(path))
+
+
 def _own(clients: Sequence[_Shard], test: _Shard | None) -> Own:
     first, kind = clients[0], ""
     pairs = []

@@ -1,0 +1,191 @@
+"""Real silos: a try-out on this machine, a server's and a site's kit, a run over institutions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fafed.cli.options import ROOT, Changes, Json, Name, Root, interruptible, print_json
+
+if TYPE_CHECKING:
+    from fafed.experiment import Experiment
+
+app = typer.Typer(help="Real silos on NVIDIA FLARE: try, set up, run.", no_args_is_help=True)
+Kit = Annotated[Path, typer.Argument(metavar="KIT", help="A startup kit of `nvflare provision`.")]
+Fewest = Annotated[
+    int | None, typer.Option("--min-silos", min=1, help="Go on with so many; else all must be.")
+]
+Deadline = Annotated[float, typer.Option(min=1.0, help="Seconds a silo has for an exchange.")]
+Which = Annotated[
+    str | None, typer.Option(help="Run these algorithms one after another, with [settings].")
+]
+
+
+def need_flare() -> None:
+    from importlib.util import find_spec
+
+    from fafed.errors import ConfigError
+
+    if find_spec("nvflare") is None:
+        raise ConfigError("this needs NVIDIA FLARE: pip install 'fafed[nvflare]'")
+
+
+def experiments(name: str, changes: list[str] | None, algorithms: str | None) -> list[Experiment]:
+    from fafed.experiment import Experiment
+
+    found = Experiment.read(name, changes or ())
+    if algorithms is None:
+        return [found]
+    return [found.with_algorithm(one.strip()) for one in algorithms.split(",")]
+
+
+@app.command("try")
+def try_out(
+    experiment: Name,
+    silos: Annotated[int, typer.Option(min=1, help="How many.")] = 3,
+    changes: Changes = None,
+    algorithms: Which = None,
+    root: Root = ROOT,
+    min_silos: Fewest = None,
+    deadline: Deadline = 600.0,
+    as_json: Json = False,
+) -> None:
+    """Run an experiment over real silo processes on this machine, with real certificates.
+
+    A named dataset is dealt out to the silos; data of your own must have as many clients.
+    """
+    need_flare()
+    from fafed.engines.nvflare.trial import attempt, fitted
+    from fafed.rundir import RunDir
+
+    chosen = [fitted(one, silos) for one in experiments(experiment, changes, algorithms)]
+    places = [RunDir.of(one, root) for one in chosen]
+    if not all(place.finished() for place in places):
+        _shown(
+            chosen,
+            [place.path.name for place in places],
+            as_json,
+            lambda on_record: attempt(
+                chosen,
+                silos,
+                root,
+                min_silos=min_silos,
+                deadline=deadline,
+                on_record=on_record,
+            ),
+        )
+    told = [{"run": str(p.path), "last": p.records()[-1].to_dict()} for p in places]
+    if as_json:
+        print_json(told)
+        return
+    for place in places:
+        last = place.records()[-1]
+        measured = "  ".join(f"{name} {value:.4f}" for name, value in last.test.items())
+        typer.echo(f"{place.path}\nround {last.round}: test {measured or 'not measured'}")
+
+
+@app.command()
+def run(
+    experiment: Name,
+    kit: Annotated[Path, typer.Option(help="The administrator's startup kit.")],
+    silos: Annotated[str, typer.Option(help="The sites' names, in the clients' order: a,b,c.")],
+    changes: Changes = None,
+    algorithms: Which = None,
+    min_silos: Fewest = None,
+    deadline: Deadline = 3600.0,
+    patience: Annotated[float, typer.Option(help="Seconds a lost silo has to return.")] = 60.0,
+) -> None:
+    """Run an experiment over a federation, submitting its job again until it is finished."""
+    need_flare()
+    from fafed.engines.nvflare.driver import Driver
+    from fafed.engines.nvflare.job import FafedRecipe
+
+    chosen = experiments(experiment, changes, algorithms)
+    names = [name.strip() for name in silos.split(",")]
+    fewest = len(names) if min_silos is None else min_silos
+    recipe = FafedRecipe(chosen, names, min_silos=fewest, deadline=deadline)
+    driver = Driver(kit, names, username=kit.absolute().name, min_silos=fewest, patience=patience)
+    labels = [f"{one.algorithm.name}-seed{one.seed}-{one.digest[:8]}" for one in chosen]
+    try:
+        _shown(chosen, labels, False, lambda on_record: driver.run(recipe, on_record))
+    finally:
+        driver.close()
+    typer.echo("finished; the run directories are on the server")
+
+
+def _shown(
+    chosen: Sequence[Experiment],
+    labels: Sequence[str],
+    quiet: bool,
+    go: Callable[[Callable[[int, Any], None]], None],
+) -> None:
+    from fafed.progress import Display
+
+    with interruptible(), Display(quiet=quiet) as display:
+
+        def show(index: int, record: Any) -> None:
+            display.update(labels[index], chosen[index].rounds, record)
+
+        display.update(labels[0], chosen[0].rounds, None)
+        go(show)
+
+
+@app.command()
+def project(
+    silos: Annotated[str, typer.Option(help="The sites' names: a,b,c.")],
+    host: Annotated[str, typer.Option(help="The server's name, as the sites reach it.")],
+    port: Annotated[int, typer.Option(help="The one port that the sites must reach.")] = 8002,
+) -> None:
+    """Print the project file from which `nvflare provision` makes everyone's startup kit."""
+    need_flare()
+    from fafed.engines.nvflare.kits import project as text
+
+    typer.echo(text([s.strip() for s in silos.split(",")], host=host, port=port), nl=False)
+
+
+@app.command()
+def site(
+    kit: Kit,
+    allow: Annotated[list[str], typer.Option(help="A model or code that may run here.")],
+    data: Annotated[Path | None, typer.Option(help="Folder with this silo's data file.")] = None,
+    function: Annotated[str | None, typer.Option(help="Or 'module:function'.")] = None,
+    folder: Annotated[Path, typer.Option(help="What the silo keeps.")] = Path("../fafed"),
+) -> None:
+    """Set up a silo's kit: its data, its folder, and what it lets run. Run it on the silo."""
+    from fafed.engines.nvflare.local import install
+    from fafed.errors import ConfigError
+    from fafed.silos.site import Site
+
+    if (data is None) == (function is None):
+        raise ConfigError("give one of --data and --function: where this silo's examples are")
+    lines = [
+        f"folder = {json.dumps(str(folder))}  # states and the audit file; from this file's folder",
+        f"allow = {json.dumps(allow)}",
+        "",
+        "[data]",
+        f"folder = {json.dumps(str(data.absolute()))}"
+        if data
+        else f"function = {json.dumps(function)}",
+    ]
+    path = install(kit, "\n".join(lines) + "\n")
+    Site.read(path)
+    typer.echo(f"{path}")
+
+
+@app.command()
+def server(
+    kit: Kit,
+    runs: Annotated[Path, typer.Option(help="Folder of the run directories.")],
+    measure: Annotated[Path | None, typer.Option(help="A file to measure the model on.")] = None,
+) -> None:
+    """Set up the server's kit: where run directories go, and what is measured on, if anything."""
+    from fafed.engines.nvflare.local import install
+
+    text = f"runs = {json.dumps(str(runs.absolute()))}\n"
+    if measure:
+        text += f"measure = {json.dumps(str(measure.absolute()))}\n"
+    typer.echo(f"{install(kit, text)}")

@@ -1,0 +1,175 @@
+"""FLARE's startup kits and processes on this machine: for try-outs and tests.
+
+Certificates come from FLARE's own `nvflare provision`; servers and sites are started by the script
+in their kit. A real federation does the same by hand, one kit per institution: docs/silos.md.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import psutil
+
+from fafed.errors import FafedError
+
+ADMIN = "admin@fafed.org"
+PROJECT = """\
+api_version: 3
+name: {name}
+description: A federation that runs fafed
+participants:
+  - name: {host}
+    type: server
+    org: fafed
+    fed_learn_port: {port}
+    admin_port: {port}
+{sites}
+  - name: {admin}
+    type: admin
+    org: fafed
+    role: project_admin
+builders:
+  - path: nvflare.lighter.impl.workspace.WorkspaceBuilder
+    args:
+      template_file: master_template.yml
+  - path: nvflare.lighter.impl.static_file.StaticFileBuilder
+    args:
+      config_folder: config
+      scheme: grpc
+  - path: nvflare.lighter.impl.cert.CertBuilder
+  - path: nvflare.lighter.impl.signature.SignatureBuilder
+"""
+SITE = """\
+  - name: {name}
+    type: client
+    org: {org}"""
+
+
+def project(silos: Iterable[str], *, host: str, port: int, name: str = "fafed") -> str:
+    """The file that `nvflare provision` takes."""
+    sites = "\n".join(SITE.format(name=silo, org=re.sub(r"\W", "_", silo)) for silo in silos)
+    return PROJECT.format(name=name, host=host, port=port, sites=sites, admin=ADMIN)
+
+
+def provision(folder: Path, silos: Sequence[str], *, host: str = "localhost") -> Path:
+    """Certificates and kits for a server and these silos; returns the folder of the kits."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "project.yml").write_text(project(silos, host=host, port=free_port()), "utf-8")
+    command = [sys.executable, "-m", "nvflare.cli", "provision", "-p", "project.yml", "-w", "."]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
+    kits = folder / "fafed" / "prod_00"
+    if done.returncode or not (kits / host / "startup").is_dir():
+        raise FafedError(f"nvflare provision failed: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return kits
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Member:
+    """A server or a site as a process of its own, started from its kit."""
+
+    def __init__(self, kit: Path) -> None:
+        self.kit = kit.absolute()
+        self.log = self.kit / "console.log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        # the kit's script calls python3, and the user's own modules are beside the user
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        modules = f"{Path.cwd()}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        command = ["bash", str(self.kit / "startup" / "sub_start.sh"), "--once"]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                env=os.environ | {"PATH": path, "PYTHONPATH": modules},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is ours: we stop them in order
+            )
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def jobs(self) -> list[psutil.Process]:
+        """The processes of the jobs that run here."""
+        return [p for p in self._all() if self.process and p.pid != self.process.pid]
+
+    def kill(self) -> None:
+        """kill -9, with the jobs' processes."""
+        for process in self._all():
+            process.kill()
+        if self.process:
+            self.process.wait()
+
+    def stop(self, seconds: float = 5.0) -> None:
+        found = self._all()
+        if self.alive and self.process:
+            self.process.send_signal(signal.SIGTERM)
+        _, rest = psutil.wait_procs(found, timeout=seconds)
+        for process in rest:
+            process.kill()
+        if self.process:
+            self.process.wait()
+
+    def _all(self) -> list[psutil.Process]:
+        """Everything that runs from this kit, orphans too."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if str(self.kit) in process.cmdline():
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+
+class Local:
+    """All members of a federation on this machine; one that dies is started again."""
+
+    def __init__(self, kits: Path, silos: Sequence[str], host: str = "localhost") -> None:
+        self.kits = kits
+        self.server = Member(kits / host)
+        self.silos = {name: Member(kits / name) for name in silos}
+        self.restarts = 0
+
+    @property
+    def members(self) -> list[Member]:
+        return [self.server, *self.silos.values()]
+
+    def start(self) -> None:
+        for member in self.members:
+            member.start()
+
+    def watch(self) -> None:
+        """What a service manager does: start again what has died."""
+        for member in self.members:
+            if not member.alive:
+                self.restarts += 1
+                if self.restarts > 20:
+                    tail = member.log.read_text("utf-8", errors="replace")[-2000:]
+                    raise FafedError(f"{member.kit.name} does not stay up; its log ends:\n{tail}")
+                member.start()
+
+    def stop(self) -> None:
+        for member in [*self.silos.values(), self.server]:
+            if member.alive and member.process:
+                member.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        for member in self.members:
+            member.stop()

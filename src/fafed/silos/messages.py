@@ -1,0 +1,234 @@
+"""What travels between the server and a silo, and the checks it must pass.
+
+A message is a head, JSON with the facts and a table of the tensors, and a body, their bytes one
+after another in little-endian order. Nothing is pickled. `read` either returns what was expected,
+to the last shape and number, or raises `Refused`, whatever the bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fafed import tree
+from fafed.errors import FafedError
+
+FORMAT = 1
+HEAD_LIMIT = 2**20  # bytes; a head with an experiment in it takes a few thousand
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "int16": torch.int16,
+    "int8": torch.int8,
+    "uint8": torch.uint8,
+    "bool": torch.bool,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+assert sys.byteorder == "little", "messages are little-endian, as is every machine torch runs on"
+
+
+class Refused(FafedError):
+    """A message that is not what it must be; says why."""
+
+
+class Message(NamedTuple):
+    """As it travels. The body is the same for all silos of an exchange, and made once."""
+
+    head: bytes
+    body: bytes | bytearray
+
+    @property
+    def size(self) -> int:
+        return len(self.head) + len(self.body)
+
+    def drop(self) -> None:
+        """Free the bytes, whoever still holds the message: its numbers have been read, and a
+        large one must not be kept twice."""
+        if isinstance(self.body, bytearray):
+            self.body.clear()
+
+
+class Place(NamedTuple):
+    """Which run, round and exchange a message belongs to."""
+
+    run: str
+    round: int = 0
+    exchange: int = 0
+    attempt: str = ""  # a round that is tried again has another one
+
+
+class Packed(NamedTuple):
+    """The tensors of a message, ready to be sent to any number of silos."""
+
+    table: list[list[Any]]  # name, dtype, shape
+    body: bytearray
+    digest: str
+
+
+class Content(NamedTuple):
+    """What a message says, after every check."""
+
+    kind: str
+    place: Place
+    facts: dict[str, Any]
+    tensors: dict[str, Tensor]
+    digest: str
+
+
+Shapes = dict[str, tuple[tuple[int, ...] | None, torch.dtype]]  # None: any shape
+
+
+def pack(content: Any) -> Packed:
+    leaves = tree.flatten(content)
+    table = [[name, NAMES[leaf.dtype], list(leaf.shape)] for name, leaf in leaves.items()]
+    body = bytearray(sum(leaf.numel() * leaf.element_size() for leaf in leaves.values()))
+    view, at = memoryview(body), 0
+    for leaf in leaves.values():
+        size = leaf.numel() * leaf.element_size()
+        if size:
+            flat = leaf.detach().cpu().contiguous().reshape(-1)
+            view[at : at + size] = flat.view(torch.uint8).numpy().data
+        at += size
+    return Packed(table, body, hashlib.sha256(body).hexdigest())
+
+
+def write(kind: str, place: Place, facts: Mapping[str, Any], packed: Packed) -> Message:
+    head = {
+        "format": FORMAT,
+        "kind": kind,
+        **place._asdict(),
+        "facts": dict(facts),
+        "tensors": packed.table,
+        "sha256": packed.digest,
+    }
+    return Message(json.dumps(head, allow_nan=False).encode(), packed.body)
+
+
+EMPTY = pack(())
+
+
+def shapes(content: Any) -> Shapes:
+    """What a message like this one looks like."""
+    return {n: (tuple(leaf.shape), leaf.dtype) for n, leaf in tree.flatten(content).items()}
+
+
+def glance(head: bytes) -> dict[str, Any]:
+    """The head of a message, well-formed but not yet checked against anything."""
+    if len(head) > HEAD_LIMIT:
+        raise Refused(f"its head has {len(head)} bytes, more than {HEAD_LIMIT}")
+    try:
+        found = json.loads(head, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as cause:
+        raise Refused(f"its head is not JSON: {cause}") from None
+    if not isinstance(found, dict):
+        raise Refused("its head is not a table")
+    if found.get("format") != FORMAT:
+        raise Refused(
+            f"its format is {_short(found.get('format'))}, this fafed speaks {FORMAT}: "
+            "use the same version everywhere"
+        )
+    kinds = {"kind": str, "run": str, "round": int, "exchange": int, "attempt": str}
+    kinds |= {"facts": dict, "tensors": list, "sha256": str}
+    for name, kind in kinds.items():
+        if type(found.get(name)) is not kind:
+            raise Refused(f"{name} is {_short(found.get(name))}, it must be a {kind.__name__}")
+    for name in ("run", "attempt"):  # they become parts of file names
+        if not re.fullmatch(r"[0-9a-zA-Z-]{0,64}", found[name]):
+            raise Refused(f"{name} is {_short(found[name])}, it must be letters and digits")
+    return found
+
+
+def read(
+    message: Message,
+    place: Place,
+    expected: Mapping[str, Shapes],
+    limit: int,
+    *,
+    finite: bool = True,
+) -> Content:
+    """The content of a message that must be of one of the `expected` kinds and at this place."""
+    if message.size > limit:
+        raise Refused(f"it has {message.size} bytes, more than the {limit} that it may have")
+    found = glance(message.head)
+    if found["kind"] not in expected:
+        raise Refused(f"it is a {_short(found['kind'])}, expected {' or '.join(expected)}")
+    for name, value in place._asdict().items():
+        if found[name] != value:
+            raise Refused(f"{name} is {_short(found[name])}, expected {_short(value)}")
+    table = _table(found["tensors"], expected[found["kind"]], len(message.body))
+    if hashlib.sha256(message.body).hexdigest() != found["sha256"]:
+        raise Refused("its numbers do not fit their checksum")
+    tensors, at = {}, 0
+    for name, dtype, shape in table:
+        leaf = torch.empty(shape, dtype=dtype)
+        size = leaf.numel() * leaf.element_size()
+        if size:
+            raw = np.frombuffer(message.body, np.uint8, size, at)
+            if dtype is torch.bool and raw.max() > 1:
+                raise Refused(f"{name} holds something that is no truth value")
+            leaf.reshape(-1).view(torch.uint8).numpy()[:] = raw
+        if finite and not tree.finite(leaf):
+            raise Refused(f"{name} holds NaN or infinity")
+        tensors[name] = leaf
+        at += size
+    return Content(found["kind"], place, found["facts"], tensors, found["sha256"])
+
+
+def number(facts: Mapping[str, Any], name: str, *, whole: bool = False) -> Any:
+    """A finite number among the facts; a whole one is not negative."""
+    value = facts.get(name)
+    good = type(value) is int and 0 <= value < 2**53 if whole else type(value) in (int, float)
+    if not good or not math.isfinite(value):  # type: ignore[arg-type]
+        raise Refused(f"{name} is {_short(value)}, it must be a{' whole' * whole} number")
+    return value
+
+
+def _table(
+    rows: list[Any], expected: Shapes, size: int
+) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
+    table, total = [], 0
+    for row in rows:
+        if not (type(row) is list and len(row) == 3 and type(row[2]) is list):
+            raise Refused(f"{_short(row)} does not describe a tensor")
+        name, kind, shape = row
+        if type(name) is not str or name not in expected:
+            raise Refused(f"it holds {_short(name)}, which nobody asked for")
+        if not all(type(n) is int and 0 <= n < 2**48 for n in shape) or len(shape) > 8:
+            raise Refused(f"{name} has the shape {_short(shape)}")
+        want, dtype = expected[name]
+        if kind != NAMES[dtype]:
+            raise Refused(f"{name} has the type {_short(kind)}, expected {NAMES[dtype]}")
+        if want is not None and tuple(shape) != want:
+            raise Refused(f"{name} has the shape {_short(shape)}, expected {list(want)}")
+        total += math.prod(shape) * dtype.itemsize
+        if total > size:
+            raise Refused(f"its body has {size} bytes, its tensors need more")
+        table.append((name, dtype, tuple(shape)))
+    names = [name for name, _, _ in table]
+    if len(set(names)) != len(names) or set(names) != set(expected):
+        raise Refused(f"it holds {_short(names)}, expected {_short(list(expected))}")
+    if total != size:
+        raise Refused(f"its body has {size} bytes, its tensors need {total}")
+    return table
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

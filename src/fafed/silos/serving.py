@@ -1,0 +1,159 @@
+"""A run over silos in an ordinary run directory: records, checkpoints and reports as ever."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from fafed import data as datasets
+from fafed import preparation
+from fafed.cohort import Cohort
+from fafed.errors import ConfigError
+from fafed.experiment import Experiment
+from fafed.objective import chunks
+from fafed.preparation import Prepared, Shards
+from fafed.run import Run
+from fafed.rundir import OnRecord, RunDir, execute
+from fafed.silos import messages
+from fafed.silos.audit import Audit, logged
+from fafed.silos.messages import EMPTY, Place, Refused
+from fafed.silos.server import Post, Silos, Terms, TooFew, Transport, log
+from fafed.training import weights_of
+
+
+def serve(
+    experiment: Experiment,
+    place: RunDir,
+    transport: Transport,
+    terms: Terms,
+    *,
+    measure: str | None = None,
+    on_record: OnRecord | None = None,
+) -> None:
+    """Run the experiment over these silos, from where it stopped if it was begun before.
+
+    measure: "share" to measure on the experiment's own data, for try-outs; a file of inputs and
+    targets to measure on that; None not to measure.
+    """
+    experiment = experiment.changed(checkpoint_every=1)  # silos keep two rounds, not more
+    post = Post(transport, terms, Audit(place.path / "audit.jsonl", "server"))
+
+    def prepare(experiment: Experiment, engine: str | None) -> Prepared:
+        if engine not in (None, Silos.engine):
+            raise ConfigError(
+                f"{place.path} was begun on the engine {engine!r}: resume it there, or give the "
+                "run over silos another folder"
+            )
+        torch.set_num_threads(experiment.threads)
+        known = greeted(experiment, place, post)
+        shards = _measured(experiment, measure)
+        goal = preparation.model(experiment, text=shards.text)
+        algorithm = experiment.algorithm_object(known["epoch_steps"]).fitted(goal.sizes)
+        silos = Silos(
+            algorithm,
+            goal,
+            post,
+            run=known["run"],
+            weights=weights_of(experiment.weights, known["examples"]),
+            steps=experiment.local_steps,
+            units=known["units"],
+            epoch_steps=known["epoch_steps"],
+        )
+        run = Run(
+            algorithm,
+            silos,
+            goal.x0,
+            goal.start().buffers,
+            rounds=experiment.rounds,
+            local_steps=experiment.local_steps,
+            cohort=Cohort(
+                len(terms.silos),
+                participation=experiment.participation,
+                failure=experiment.failure,
+                seed=experiment.seed,
+            ),
+            measure=preparation.measuring(experiment, goal, shards.measured, text=shards.text),
+            measure_every=experiment.eval_every,
+        )
+        return Prepared(run, goal, shards)
+
+    with logged(place.path / "log.txt"):
+        execute(experiment, place, on_record, prepare)
+
+
+def greeted(experiment: Experiment, place: RunDir, post: Post) -> dict[str, Any]:
+    """Tell the silos what is to be run. What they say at the first start holds for the run:
+    then all of them must come; later `min_silos` are enough."""
+    path = place.path / "silos.json"
+    known: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    terms = post.terms
+    if known and known["silos"] != list(terms.silos):
+        raise ConfigError(
+            f"{place.path} was begun with the silos {known['silos']}, now they are "
+            f"{list(terms.silos)}: name the same ones in the same order"
+        )
+    at = Place(known.get("run") or f"{experiment.digest[:12]}-{secrets.token_hex(4)}")
+    told = {"experiment": experiment.to_dict(), "clients": len(terms.silos)}
+    requests = {
+        silo: messages.write("hello", at, told | {"client": client}, EMPTY)
+        for client, silo in enumerate(terms.silos)
+    }
+    kinds: dict[str, messages.Shapes] = {"welcome": {}, "refused": {}, "failed": {}}
+    said: dict[str, dict[str, Any]] = {}
+    for silo, found in post.ask(requests, at, kinds, EMPTY.digest, terms.start):
+        if found is not None and found.kind == "welcome":
+            try:
+                said[silo] = _welcome(found.facts)
+            except Refused as why:
+                log.warning("refused the welcome of %r: %s", silo, why)
+        elif found is not None:
+            told = found.facts.get("why", f"its log says why ({found.facts.get('error')})")
+            log.error("silo %r does not take part: %s", silo, str(told)[:500])
+    needed = terms.min_silos if known else len(terms.silos)
+    if len(said) < needed:
+        missing = [silo for silo in terms.silos if silo not in said]
+        raise TooFew(
+            f"{len(said)} of {len(terms.silos)} silos take part, {missing} do not, and "
+            + (f"min_silos is {needed}" if known else "a run begins with all of them")
+            + ": start them, or look into their logs"
+        )
+    if known:
+        return known
+    facts = [said[silo] for silo in terms.silos]
+    examples = [one["examples"] for one in facts]
+    known = {
+        "run": at.run,
+        "silos": list(terms.silos),
+        "examples": examples,
+        "units": facts[0]["units"],
+        "epoch_steps": facts[0]["epoch_steps"] or _epoch_steps(examples, facts[0]["units"]),
+    }
+    place.write("silos.json", json.dumps(known, indent=2))
+    return known
+
+
+def _welcome(facts: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {"examples": messages.number(facts, "examples", whole=True)}
+    for name in ("units", "epoch_steps"):
+        given = facts.get(name) is not None
+        found[name] = messages.number(facts, name, whole=True) if given else None
+    return found
+
+
+def _epoch_steps(examples: list[int], units: int | None) -> int:
+    return 1 if units is None else max(1, round(sum(examples) / len(examples) / units))
+
+
+def _measured(experiment: Experiment, measure: str | None) -> Shards:
+    """What the server measures on; it has no source to draw from."""
+    nothing: Any = None
+    if measure == "share":
+        return preparation.shard(experiment)._replace(source=nothing)
+    if measure is None:
+        return Shards(nothing, {}, None, None, text=False)
+    test = datasets.from_file(measure)
+    return Shards(nothing, {"test": lambda: chunks(test)}, None, None, text=False)

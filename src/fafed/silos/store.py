@@ -1,0 +1,82 @@
+"""What a silo keeps between rounds, on its own disk.
+
+A state is tagged with its run, round, exchange and attempt. The newest is kept beside the one it
+came from: the server names the state that counts, and a silo whose last answer was lost, or whose
+server fell back a round, goes on from there. A file is whole or not there, and checked when read.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+from fafed import tree
+from fafed.engines.client import ClientState
+from fafed.errors import FafedError
+from fafed.silos import messages
+from fafed.silos.messages import Message, Place, Refused
+
+
+class Lost(FafedError):
+    """The state that the server names is not here; says why."""
+
+
+class Store:
+    """The states of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def save(self, place: Place, state: ClientState, base: Place | None) -> None:
+        """Write the state; with a round's first, only `base`, where it came from, is kept."""
+        message = messages.write("state", place, {}, messages.pack(state))
+        path = self._path(place)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        replace(path, struct.pack("<Q", len(message.head)), message.head, message.body)
+        kept = {path, *([self._path(base)] if base else [])}
+        for old in self.folder.glob("round-*.state"):
+            if place.exchange == 0 and old not in kept:
+                old.unlink(missing_ok=True)
+
+    def load(self, place: Place, like: ClientState) -> ClientState:
+        """The state with this tag, of the shape of `like`; its hidden part may be missing."""
+        path = self._path(place)
+        try:
+            data = path.read_bytes()
+            (length,) = struct.unpack_from("<Q", data)
+            message = Message(data[8 : 8 + length], data[8 + length :])
+            names = [row[0] for row in messages.glance(message.head)["tensors"]]
+            if not any(name.startswith("hidden") for name in names):
+                like = like._replace(hidden=())
+            expected = {n: (None, dtype) for n, (_, dtype) in messages.shapes(like).items()}
+            kinds: dict[str, messages.Shapes] = {"state": {**expected}}
+            found = messages.read(message, place, kinds, len(data), finite=False)
+        except FileNotFoundError:
+            raise Lost(f"there is no state of round {place.round}") from None
+        except (OSError, struct.error, Refused, IndexError, TypeError) as cause:
+            raise Lost(f"the state of round {place.round} cannot be used: {cause}") from cause
+        return tree.unflatten(like, found.tensors)  # type: ignore[no-any-return]
+
+    def _path(self, place: Place) -> Path:
+        return self.folder / f"round-{place.round:07d}-{place.attempt}.state"
+
+
+def replace(path: Path, *parts: bytes | bytearray) -> None:
+    """Write a file that is there as a whole after a power cut, or not at all."""
+    part = path.with_suffix(".part")
+    try:
+        with part.open("wb") as file:
+            for piece in parts:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as cause:
+        part.unlink(missing_ok=True)
+        raise FafedError(f"{path} could not be written: {cause}. Free some space") from cause

@@ -1,0 +1,217 @@
+"""A silo's side: a request comes in, the client does its part, the answer goes out.
+
+What the silo keeps is on disk before it answers, so any process may take the next request. What
+goes out is listed in `answer` kinds below and in the audit file; an error's text stays in the
+silo's log, since it may name paths: the server is told only its kind.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fafed import __version__, preparation, tree
+from fafed.algorithm import Algorithm, Exchange
+from fafed.data.batches import ClientBatches, Source
+from fafed.engines.client import ClientState, check, visit
+from fafed.engines.contract import NotFinite
+from fafed.errors import FafedError
+from fafed.experiment import Experiment
+from fafed.objective import Model
+from fafed.silos import messages
+from fafed.silos.audit import Audit, logged
+from fafed.silos.messages import EMPTY, Content, Message, Packed, Place, Refused
+from fafed.silos.site import Refusal, Site
+from fafed.silos.store import Lost, Store, replace
+
+log = logging.getLogger("fafed")
+
+
+class Plan(NamedTuple):
+    """What the server told this silo about the run."""
+
+    experiment: dict[str, Any]
+    client: int
+    clients: int
+
+
+class Part(NamedTuple):
+    """A silo's part in a run, loaded and checked."""
+
+    plan: Plan
+    experiment: Experiment
+    source: Source
+    goal: Model
+
+
+class Worker:
+    """One silo. Requests are handled one at a time."""
+
+    def __init__(self, name: str, site: Site) -> None:
+        self.name = name
+        self.site = site
+        self.audit = Audit(site.folder / "audit.jsonl", name)
+        self.lock = threading.Lock()
+        self.parts: dict[str, Part] = {}  # run -> the last one
+        self.algorithms: dict[tuple[str, int], Algorithm] = {}
+
+    def handle(self, request: Message) -> Message:
+        """The answer to a request; whatever is wrong with it, there is one."""
+        with self.lock, logged(self.site.folder / "log.txt"):
+            return self._handle(request)
+
+    def _handle(self, request: Message) -> Message:
+        place, kind, size = Place(""), "refused", request.size
+        facts: dict[str, Any] = {}
+        packed = EMPTY
+        try:
+            if size > self.site.limit:
+                raise Refused(f"it has {size} bytes, this silo takes {self.site.limit}")
+            head = messages.glance(request.head)
+            place = Place(*(head[name] for name in Place._fields))
+            asked, digest = head["kind"], head["sha256"]
+            self.audit.note("received", "server", asked, place, size, digest)
+            if asked not in ("hello", "visit"):
+                raise Refused(f"it is a {asked!r}, expected hello or visit")
+            work = self._hello if asked == "hello" else self._visit
+            kind, facts, packed = work(request, place, head["facts"])
+        except (Refused, Refusal) as cause:
+            log.warning("%s: refused the server's message: %s", self.name, cause)
+            facts = {"why": str(cause)[:500]}
+        except Lost as cause:
+            log.warning("%s: %s; this silo joins anew", self.name, cause)
+            kind = "lost"
+        except NotFinite as cause:
+            kind, facts = "diverged", {"what": cause.what}
+        except Exception as cause:  # its text may name paths: it stays here
+            log.exception("%s: round %d failed", self.name, place.round)
+            kind, facts = "failed", {"error": type(cause).__name__}
+        answer = messages.write(kind, place, facts, packed)
+        self.audit.note("sent", "server", kind, place, answer.size, packed.digest)
+        return answer
+
+    def _hello(
+        self, request: Message, place: Place, facts: dict[str, Any]
+    ) -> tuple[str, dict[str, Any], Packed]:
+        messages.read(request, place, {"hello": {}}, self.site.limit)
+        plan = _plan(facts)
+        part = self._loaded(place.run, plan)
+        replace(self._folder(place.run) / "plan.json", json.dumps(plan._asdict()).encode())
+        share = self.site.data.share
+        return (
+            "welcome",
+            {
+                "examples": part.source.examples[plan.client],
+                "units": part.source.units,
+                "epoch_steps": part.source.epoch_steps if share else None,
+                "fafed": __version__,
+            },
+            EMPTY,
+        )
+
+    def _visit(
+        self, request: Message, place: Place, facts: dict[str, Any]
+    ) -> tuple[str, dict[str, Any], Packed]:
+        part = self._part(place.run)
+        algorithm = self._algorithm(place.run, part, facts)
+        exchange = _exchange(algorithm, part.experiment, place)
+        like = (exchange.send(algorithm.init(part.goal.x0)), part.goal.start().buffers)
+        expected = {n: (None, dtype) for n, (_, dtype) in messages.shapes(like).items()}
+        found = messages.read(request, place, {"visit": {**expected}}, self.site.limit)
+        request.drop()
+        device = part.goal.x0.device
+        tensors = {name: leaf.to(device) for name, leaf in found.tensors.items()}
+        down, buffers = tree.unflatten(like, tensors)
+        base, store = _base(found), Store(self._folder(place.run))
+        new = ClientState(algorithm.join(down.x), part.goal.hidden_like())
+        keeps = bool(tree.leaves(new))
+        fresh = base is None or not keeps
+        state = new._replace(hidden=()) if fresh else store.load(base, new)  # type: ignore[arg-type]
+        state = tree.map(lambda leaf: leaf.to(device), state)
+        steps, client = part.experiment.local_steps, part.plan.client
+        step = (place.round - 1) * steps
+        draws = part.source.draw(exchange.draw, client, step, steps)
+        draws = tree.map(lambda leaf: leaf.to(device), draws)
+        batches = ClientBatches(part.source.gather, draws)
+        done = visit(part.goal, exchange, down, buffers, state, batches)
+        check(client, done.loss, done.message)
+        if keeps:
+            store.save(place, done.state, base)
+        told = {
+            "loss": float(done.loss),
+            "evaluations": done.evaluations,
+            "samples": done.samples,
+        }
+        return "answer", told, messages.pack((done.message, done.buffers))
+
+    # What a run needs, loaded once per process.
+
+    def _loaded(self, run: str, plan: Plan) -> Part:
+        if run not in self.parts or self.parts[run].plan != plan:
+            experiment = Experiment.of(plan.experiment, "the server's experiment")
+            self.site.check(experiment)
+            torch.set_num_threads(experiment.threads)
+            source, text = self.site.source(experiment, plan.client, plan.clients)
+            goal = preparation.model(experiment, text=text)
+            source = source.to(goal.x0.device, goal.dtype)
+            draws = source.draw(("round",), plan.client, 0, 1)
+            (batch,) = ClientBatches(source.gather, draws)
+            goal.probe(batch)
+            self.parts = {run: Part(plan, experiment, source, goal)}
+            self.algorithms = {}
+        return self.parts[run]
+
+    def _part(self, run: str) -> Part:
+        if run in self.parts:
+            return self.parts[run]
+        try:
+            facts = json.loads((self._folder(run) / "plan.json").read_text("utf-8"))
+        except (OSError, ValueError) as cause:
+            raise Refused("this silo does not know the run: it must be told hello first") from cause
+        return self._loaded(run, _plan(facts))
+
+    def _algorithm(self, run: str, part: Part, facts: dict[str, Any]) -> Algorithm:
+        epoch_steps = messages.number(facts, "epoch_steps", whole=True)
+        if (run, epoch_steps) not in self.algorithms:
+            made = part.experiment.algorithm_object(epoch_steps).fitted(part.goal.sizes)
+            self.algorithms[run, epoch_steps] = made
+        return self.algorithms[run, epoch_steps]
+
+    def _folder(self, run: str) -> Path:
+        folder = self.site.folder / "runs" / run
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as cause:
+            raise FafedError(f"{folder} cannot be made: {cause}") from cause
+        return folder
+
+
+def _plan(facts: dict[str, Any]) -> Plan:
+    client = messages.number(facts, "client", whole=True)
+    clients = messages.number(facts, "clients", whole=True)
+    if client >= clients or not isinstance(facts.get("experiment"), dict):
+        raise Refused(f"client {client} of {clients} and its experiment make no plan")
+    return Plan(facts["experiment"], client, clients)
+
+
+def _exchange(algorithm: Algorithm, experiment: Experiment, place: Place) -> Exchange:
+    opening = algorithm.opening() if place.round == 1 else ()
+    exchanges = (*opening, *algorithm.exchanges())
+    if not (1 <= place.round <= experiment.rounds and 0 <= place.exchange < len(exchanges)):
+        raise Refused(f"there is no exchange {place.exchange} of round {place.round}")
+    return exchanges[place.exchange]
+
+
+def _base(found: Content) -> Place | None:
+    base = found.facts.get("base")
+    if base is None:
+        return None
+    good = type(base) is list and len(base) == 3 and all(type(n) is int for n in base[:2])
+    if not good or not isinstance(base[2], str) or not base[2].isalnum() or len(base[2]) > 64:
+        raise Refused("its base is not a round, an exchange and an attempt")
+    return Place(found.place.run, *base)

@@ -1,0 +1,66 @@
+"""Silos in this process: real workers with real folders, only the wire is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fafed.experiment import Experiment
+from fafed.rundir import RunDir
+from fafed.silos.messages import Message
+from fafed.silos.server import Terms
+from fafed.silos.serving import serve
+from fafed.silos.site import Site
+from fafed.silos.worker import Worker
+
+NAMES = ("a", "b", "c")
+
+
+def site(folder: Path, **changes: object) -> Site:
+    content = {"folder": folder, "allow": ["softmax", "lstm"], "data": {"share": True}}
+    return Site.model_validate(content | changes)
+
+
+class Wire:
+    """Carries messages within this process; tests spoil it."""
+
+    def __init__(self, workers: dict[str, Worker]) -> None:
+        self.workers = workers
+        self.absent: set[str] = set()
+        self.silent: set[str] = set()
+        self.spoil = lambda silo, answer: answer
+
+    def present(self) -> list[str]:
+        return [name for name in self.workers if name not in self.absent]
+
+    def ask(self, requests, seconds, limit):
+        for silo, request in reversed(requests.items()):  # in another order than the clients'
+            if silo in self.absent:
+                yield silo, None
+                continue
+            request = Message(bytes(request.head), bytes(request.body))
+            answer = self.workers[silo].handle(request)
+            if silo not in self.silent:
+                yield silo, self.spoil(silo, answer)
+
+
+def federation(tmp: Path, names=NAMES, **changes: object) -> Wire:
+    return Wire({name: Worker(name, site(tmp / name, **changes)) for name in names})
+
+
+def run(experiment: Experiment, tmp: Path, wire: Wire, on_record=None, **terms) -> RunDir:
+    place = RunDir(tmp / "run")
+    names = tuple(wire.workers)
+    terms = Terms(names, **({"min_silos": 1} | terms))
+    measure = "share" if next(iter(wire.workers.values())).site.data.share else None
+    serve(experiment, place, wire, terms, measure=measure, on_record=on_record)
+    return place
+
+
+def final(place: RunDir):
+    """The vector that a run ended with."""
+    from safetensors import safe_open
+
+    from fafed import checkpoint
+
+    with safe_open(checkpoint.found(place.checkpoints)[0], framework="pt") as file:
+        return file.get_tensor("server.0.x")

@@ -1,0 +1,238 @@
+"""Real processes with real certificates on NVIDIA FLARE: the law, and what silos do to you."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from silo_tools import final
+from small import experiment, write_data, write_experiment
+
+from fafed.cohort import Cohort
+from fafed.experiment import Experiment
+from fafed.preparation import prepare
+from fafed.rundir import RunDir, execute
+
+pytest.importorskip("nvflare", reason="needs NVIDIA FLARE: pip install 'fafed[nvflare]'")
+
+from fafed.engines.nvflare.driver import Driver
+from fafed.engines.nvflare.job import FafedRecipe
+from fafed.engines.nvflare.kits import ADMIN, provision
+from fafed.engines.nvflare.trial import federation
+
+ROUNDS = 24
+SIX = ("fedavg", "scaffold", "fedadam", "stem", "fafed", "mime")
+
+
+def close(a, b):
+    torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+def test_one_command_gives_the_numbers_of_the_loop_engine(tmp_path):
+    write_data(tmp_path / "data", 3)
+    file = write_experiment(tmp_path / "small.toml", tmp_path / "data", rounds=3, engine="loop")
+    done = subprocess.run(
+        f"{sys.executable} -m fafed silos try {file} --silos 3 --algorithms {','.join(SIX)} "
+        f"--runs {tmp_path / 'runs'} --json".split(),
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert len(told) == len(SIX)
+    for name in SIX:
+        found = Experiment.read(file).with_algorithm(name)
+        simulated = RunDir(tmp_path / "simulated" / name)
+        execute(found, simulated)
+        place = RunDir.of(found, tmp_path / "runs")
+        close(final(place), final(simulated))
+        here, there = simulated.records()[-1], place.records()[-1]
+        assert (here.bytes_up, here.samples, here.clients) == (
+            there.bytes_up,
+            there.samples,
+            there.clients,
+        )
+        assert here.test["loss"] == pytest.approx(there.test["loss"], rel=1e-5)
+    assert not running(tmp_path)
+
+
+def running(folder):
+    import psutil
+
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if any(str(folder) in part for part in process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+class Scripted(Cohort):
+    """Who answered in each round, as it really went."""
+
+    def __init__(self, population, answered):
+        super().__init__(population)
+        self.answered = answered
+
+    def answering(self, round, invited):
+        return self.answered[round]
+
+
+def history(place, silos):
+    """From the server's audit file: who counted in each round, and who had lost its state."""
+    attempts, lost = {}, {}
+    for line in (place.path / "audit.jsonl").read_text().splitlines():
+        found = json.loads(line)
+        if not found["round"]:
+            continue
+        if found["direction"] == "sent":
+            attempts.setdefault((found["round"], found["attempt"]), set())
+        elif found["kind"] == "answer":
+            attempts[found["round"], found["attempt"]].add(silos.index(found["peer"]))
+        elif found["kind"] == "lost":
+            lost[found["round"]] = silos.index(found["peer"])
+    last = {round: tuple(sorted(who)) for (round, _), who in attempts.items()}
+    return last, lost
+
+
+def test_what_real_silos_do_to_you(tmp_path, monkeypatch, caplog):
+    """One run in which a silo hangs, one sends NaN, one is killed, one loses its disk, and the
+    server is killed. It ends where a simulation ends that lost the same clients in the same
+    rounds: nothing was counted twice, and every silo went on from the right state."""
+    monkeypatch.setenv("SLOW_SILO", "0.05")
+    monkeypatch.setenv("BAD_SILO", str(tmp_path / "bad"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    write_data(tmp_path / "data", 2)
+    found = Experiment.of(
+        experiment(
+            tmp_path / "data",
+            rounds=ROUNDS,
+            engine="loop",
+            eval_every=100,
+            model={"name": "slow_silo:Slow", "inputs": 6, "outputs": 3},
+            algorithm={"name": "fafed", "eta": 0.02},
+        )
+    )
+    runs, place = tmp_path / "runs", RunDir.of(found, tmp_path / "runs")
+    with federation(tmp_path / "work", [found], 2, runs) as local:
+        silos = list(local.silos)
+        story = events(local, place, tmp_path)
+
+        def tick():
+            local.watch()
+            next(story, None)
+
+        driver = Driver(local.kits / ADMIN, silos, username=ADMIN, min_silos=1, tick=tick)
+        try:
+            driver.run(FafedRecipe(found, silos, min_silos=1, deadline=5, start=60))
+        finally:
+            driver.close()
+        assert next(story, "over") == "over"
+        refused_without_the_right_certificate(local, tmp_path)
+    assert not running(tmp_path)
+    records = place.records()
+    assert [r.round for r in records] == list(range(1, ROUNDS + 1))
+    who, lost = history(place, silos)
+    assert [r.clients for r in records] == [len(who[r.round]) for r in records]
+    assert sum(r.clients < 2 for r in records) >= 3
+    assert list(lost.values()) == [0]
+    told = (place.path / "log.txt").read_text()
+    for words in (
+        "refused a message of 'silo-2': 0.x holds NaN or infinity",
+        "silo 'silo-2' did not answer within 5 s",
+        "silo 'silo-1' is gone",
+        "silo 'silo-1' has lost its state of the run; it joins anew",
+    ):
+        assert words in told, words
+    assert "there is no state" in (tmp_path / "work" / "silo-1" / "log.txt").read_text()
+    run = prepare(found).run
+    run.cohort = Scripted(2, who)
+    for number in range(1, ROUNDS + 1):
+        if number in lost:
+            states = run.engine.states
+            states[lost[number]] = None
+            run.engine.states = states
+            run.state = run.state._replace(members=())
+        run.round()
+    close(final(place), run.state.shared.x)
+
+
+def events(local, place, folder):
+    def until(condition):
+        end = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < end
+            yield
+
+    def clients():
+        records = place.records()
+        return [r.clients for r in records]
+
+    def recovered(before):
+        """A round without one, and then one with all again."""
+        yield from until(lambda: 1 in clients()[before:])
+        yield from until(lambda: clients()[-1] == 2)
+
+    yield from until(lambda: len(clients()) >= 2)
+    before = len(clients())
+    (folder / "bad").write_text("silo-2")
+    yield from until(lambda: 1 in clients()[before:])
+    (folder / "bad").unlink()
+    yield from until(lambda: clients()[-1] == 2)
+
+    before = len(clients())
+    hanging = local.silos["silo-2"].jobs()
+    for process in hanging:
+        process.suspend()
+    yield from until(lambda: 1 in clients()[before:])
+    for process in hanging:
+        process.resume()
+    yield from until(lambda: clients()[-1] == 2)
+
+    before = len(clients())
+    for process in local.silos["silo-2"].jobs():  # FLARE ends the job of a site that failed
+        process.kill()
+    yield from until(lambda: len(clients()) > before + 2)
+
+    before = len(clients())
+    local.silos["silo-1"].kill()
+    shutil.rmtree(folder / "work" / "silo-1" / "runs")
+    yield from recovered(before)
+
+    before = len(clients())
+    local.server.kill()
+    yield from until(lambda: len(clients()) > before + 2)
+
+
+def refused_without_the_right_certificate(local, folder):
+    """The server's port, as it is: who shows no certificate of this project gets nothing."""
+    settings = json.loads((local.kits / "silo-1/startup/fed_client.json").read_text())
+    host, port = settings["servers"][0]["service"]["target"].split(":")
+    foreign = provision(folder / "foreign", ["silo-1"])
+
+    def greeting(kit):
+        context = ssl.create_default_context(cafile=str(local.kits / "silo-1/startup/rootCA.pem"))
+        context.set_alpn_protocols(["h2"])
+        if kit:
+            context.load_cert_chain(kit / "startup/client.crt", kit / "startup/client.key")
+        with (
+            socket.create_connection((host, int(port)), timeout=5) as plain,
+            context.wrap_socket(plain, server_hostname=host) as wrapped,
+        ):
+            return wrapped.recv(100)
+
+    assert greeting(local.kits / "silo-1")
+    for kit in (None, foreign / "silo-1"):
+        assert greeting(kit) == b""

@@ -1,0 +1,101 @@
+"""Same experiment, same seed: the numbers of the loop engine, for every algorithm."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from silo_tools import NAMES, federation, final, run
+from small import experiment, write_data
+
+from fafed import ALGORITHMS
+from fafed.experiment import Experiment
+from fafed.rundir import RunDir, execute
+from fafed.silos.site import Site
+from fafed.silos.worker import Worker
+
+
+def small(tmp_path, name="fafed", clients=3, **changes):
+    write_data(tmp_path / "data", clients)
+    settings = {"rounds": 3, "algorithm": {"name": name}, "engine": "loop"} | changes
+    return Experiment.of(experiment(tmp_path / "data", **settings))
+
+
+def simulated(found, tmp_path):
+    place = RunDir(tmp_path / "simulated")
+    execute(found, place)
+    return place
+
+
+def allowed(tmp_path):
+    return {"allow": ["softmax", "lstm", str(tmp_path / "data")]}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_gives_the_numbers_of_the_loop_engine(name, tmp_path):
+    clients = ALGORITHMS[name]().population or 3
+    found = small(tmp_path, name, clients)
+    here = simulated(found, tmp_path)
+    wire = federation(tmp_path, NAMES[:clients], **allowed(tmp_path))
+    there = run(found, tmp_path, wire)
+    assert torch.equal(final(here), final(there))
+    for a, b in zip(here.records(), there.records(), strict=True):
+        assert a.to_dict() | {"seconds": 0} == b.to_dict() | {"seconds": 0}
+
+
+def test_weights_by_examples_and_schedules_by_epoch(tmp_path):
+    found = small(
+        tmp_path,
+        weights="examples",
+        algorithm={"name": "fafed", "eta": {"schedule": "power", "kappa": 0.1, "every": "epoch"}},
+    )
+    here = simulated(found, tmp_path)
+    there = run(found, tmp_path, federation(tmp_path, **allowed(tmp_path)))
+    assert torch.equal(final(here), final(there))
+
+
+@pytest.mark.parametrize("validation", [0.0, 0.2])
+def test_silos_with_folders_of_their_own(tmp_path, validation):
+    found = small(tmp_path)
+    data = found.data.model_dump() | {"validation": validation, "train_sample": 0}
+    found = found.changed(data={k: v for k, v in data.items() if v is not None})
+    here = simulated(found, tmp_path)
+    wire = federation(tmp_path)
+    for i, name in enumerate(NAMES):
+        folder = tmp_path / "own" / name
+        folder.mkdir(parents=True)
+        (tmp_path / "data" / f"client-{i}.npz").rename(folder / "records.npz")
+        file = tmp_path / name / "fafed.toml"
+        file.write_text(f'folder = "kept"\nallow = ["softmax"]\n[data]\nfolder = "{folder}"\n')
+        wire.workers[name] = Worker(name, Site.read(file))
+    there = run(found, tmp_path, wire)
+    assert torch.equal(final(here), final(there))
+    for line in (there.path / "audit.jsonl").read_text().splitlines():
+        assert "own" not in line
+    sent = [
+        json.loads(x)
+        for x in (tmp_path / "a" / "kept" / "audit.jsonl").read_text().split("\n")
+        if x and '"sent"' in x
+    ]
+    assert [(x["kind"], x["round"], x["exchange"]) for x in sent] == [
+        ("welcome", 0, 0),
+        ("answer", 1, 0),
+        ("answer", 1, 1),
+        ("answer", 2, 0),
+        ("answer", 3, 0),
+    ]
+
+
+def test_a_new_process_for_every_message(tmp_path):
+    """What Flower does: only the disk remembers."""
+    found = small(tmp_path)
+    here = simulated(found, tmp_path)
+    wire = federation(tmp_path, **allowed(tmp_path))
+
+    def forget(record):
+        for name, worker in list(wire.workers.items()):
+            wire.workers[name] = Worker(name, worker.site)
+
+    there = run(found, tmp_path, wire, forget)
+    assert torch.equal(final(here), final(there))
