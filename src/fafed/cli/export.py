@@ -1,0 +1,66 @@
+"""An experiment in another engine's own terms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fafed.cli.options import ROOT, Changes, Name
+from fafed.cli.silos import Deadline, Fewest, Which, experiments, need_flare
+
+app = typer.Typer(help="Write an experiment for another engine.", no_args_is_help=True)
+
+
+@app.command()
+def nvflare(
+    experiment: Name,
+    output: Annotated[Path, typer.Option("-o", help="Folder of the job.")],
+    silos: Annotated[str, typer.Option(help="The sites' names, in the clients' order: a,b,c.")],
+    changes: Changes = None,
+    algorithms: Which = None,
+    min_silos: Fewest = None,
+    deadline: Deadline = 3600.0,
+) -> None:
+    """Write a job that `nvflare job submit` takes; submitted again, the run goes on."""
+    need_flare()
+    from fafed.engines.nvflare.job import FafedRecipe
+
+    chosen = experiments(experiment, changes, algorithms)
+    names = [name.strip() for name in silos.split(",")]
+    recipe = FafedRecipe(chosen, names, min_silos=min_silos, deadline=deadline)
+    output.mkdir(parents=True, exist_ok=True)
+    recipe.export(str(output))
+    typer.echo(f"{output / recipe.name}")
+
+
+@app.command()
+def flower(
+    experiment: Name,
+    output: Annotated[Path, typer.Option("-o", help="Folder of the app.")],
+    silos: Annotated[
+        str, typer.Option(help="The SuperNodes' names, in the clients' order: a,b,c.")
+    ],
+    changes: Changes = None,
+    algorithms: Which = None,
+    min_silos: Fewest = None,
+    deadline: Deadline = 3600.0,
+    runs: Annotated[Path, typer.Option(help="The server's folder of run directories.")] = ROOT,
+    measure: Annotated[
+        str | None, typer.Option(help="A file on the server to measure the model on.")
+    ] = None,
+) -> None:
+    """Write an app that `flwr run` takes; run again, the run goes on."""
+    from fafed.engines.flower.export import export
+
+    place = export(
+        experiments(experiment, changes, algorithms),
+        output,
+        [name.strip() for name in silos.split(",")],
+        min_silos=min_silos,
+        deadline=deadline,
+        runs=str(runs),
+        measure=measure,
+    )
+    typer.echo(f"{place}")

@@ -1,0 +1,218 @@
+"""What runs inside a Flower app: our round loop on the server, our worker on each SuperNode.
+
+The app's configuration, [tool.flwr.app.config] or `flwr run --run-config`:
+
+    silos      "north,south,west": the names the SuperNodes are registered with, in the clients'
+               order
+    min-silos  a round needs so many; 0: all of them
+    deadline   seconds that a silo has for an exchange
+    start      seconds for the silos to come and load their data
+    runs       the server's folder of run directories
+    measure    a file on the server to measure on; "": none
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MessageType, RecordDict
+from flwr.app import Message as Letter
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fafed.errors import ConfigError
+from fafed.experiment import Experiment
+from fafed.records import Record
+from fafed.rundir import RunDir
+from fafed.silos import messages
+from fafed.silos.messages import EMPTY, Message, Place, Refused
+from fafed.silos.server import Terms, log
+from fafed.silos.serving import serve
+from fafed.silos.site import Site
+from fafed.silos.worker import Worker
+
+POLL_SECONDS = 0.3  # Flower's own is 3
+
+
+def server(folder: Path) -> ServerApp:
+    """Runs the experiments that are in the folder, one after another."""
+
+    def main(grid: Grid, context: Context) -> None:
+        logging.basicConfig(format="%(levelname)s %(message)s")
+        config = context.run_config
+        runs, measure = _word(config, "runs"), _word(config, "measure")
+        terms = terms_of(config)
+        for path in sorted(folder.glob("*.toml")):
+            experiment = Experiment.read(path)
+            place = RunDir.of(experiment, Path(runs).absolute())
+            if not place.finished():
+                print(f"{experiment.name}, {experiment.algorithm.name}: {place.path}", flush=True)
+                serve(
+                    experiment,
+                    place,
+                    Wire(grid),
+                    terms,
+                    measure=measure or None,
+                    on_record=partial(_told, experiment.rounds),
+                )
+        print("finished", flush=True)
+
+    app = ServerApp()
+    app.main()(main)
+    return app
+
+
+def _told(rounds: int, record: Record) -> None:
+    loss = "" if record.train_loss is None else f", training loss {record.train_loss:.4g}"
+    print(f"round {record.round} of {rounds}: {record.clients} silos{loss}", flush=True)
+
+
+def terms_of(config: Mapping[str, Any]) -> Terms:
+    silos = tuple(name.strip() for name in _word(config, "silos").split(",") if name.strip())
+    if not silos or len(set(silos)) != len(silos):
+        raise ConfigError(
+            f'silos is {config.get("silos")!r}: name each SuperNode once, "north,south", as in '
+            "`flwr supernode register --name`"
+        )
+    fewest = _number(config, "min-silos", 0) or len(silos)
+    if not (isinstance(fewest, int) and fewest <= len(silos)):
+        raise ConfigError(f"min-silos must be a whole number up to {len(silos)}, got {fewest}")
+    deadline, start = _number(config, "deadline", 1), _number(config, "start", 1)
+    return Terms(silos, fewest, float(deadline), float(start))
+
+
+def _word(config: Mapping[str, Any], name: str) -> str:
+    value = config.get(name)
+    if not isinstance(value, str):
+        raise ConfigError(f"the app's configuration has {name} = {value!r}: it must be a text")
+    return value
+
+
+def _number(config: Mapping[str, Any], name: str, least: float) -> int | float:
+    value = config.get(name)
+    if type(value) not in (int, float) or not value >= least:  # type: ignore[operator]
+        raise ConfigError(
+            f"the app's configuration has {name} = {value!r}: it must be a number, {least} or more"
+        )
+    return value  # type: ignore[return-value]
+
+
+class Wire:
+    """The transport: letters over Flower's grid. A silo is the SuperNode registered by its name,
+    which belongs to its key: no silo can pose as another."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def present(self) -> list[str]:
+        return sorted(self._nodes())
+
+    def _nodes(self) -> dict[str, int]:
+        """The SuperNodes that are online."""
+        found: dict[str, int] = {}
+        for node in self.grid.get_nodes():
+            if node.name in found:
+                raise ConfigError(
+                    f"two SuperNodes are registered as {node.name!r}: remove one with "
+                    "`flwr supernode unregister`"
+                )
+            if node.name:
+                found[node.name] = node.node_id
+        return found
+
+    def ask(
+        self, requests: Mapping[str, Message], seconds: float, limit: int
+    ) -> Iterator[tuple[str, Message | None]]:
+        end = time.monotonic() + seconds
+        unsent, sent = dict(requests), dict[str, str]()  # sent: the letter's number -> silo
+        body: Any = None
+        while (unsent or sent) and time.monotonic() < end:
+            nodes = self._nodes() if unsent else {}
+            for silo in [s for s in unsent if s in nodes]:
+                request = unsent.pop(silo)
+                body = body if body and body[0] is request.body else (request.body, _array(request))
+                letter = Letter(
+                    _content(request.head, body[1]),
+                    nodes[silo],
+                    MessageType.TRAIN,
+                    ttl=max(1.0, end - time.monotonic()),
+                )
+                (number,) = self.grid.push_messages([letter]) or (None,)
+                if number is None:
+                    log.warning("Flower did not take the message to %r", silo)
+                    yield silo, None
+                else:
+                    sent[number] = silo
+            for number in list(sent):  # one at a time: they may be large
+                for reply in self.grid.pull_messages([number]):
+                    silo = sent.pop(number)
+                    yield silo, _answer(silo, reply, limit)
+            if unsent or sent:
+                time.sleep(POLL_SECONDS)
+
+
+def _answer(silo: str, reply: Letter, limit: int) -> Message | None:
+    if reply.has_error():
+        log.warning("Flower reports error %s for %r", reply.error.code, silo)
+        return None
+    found = _opened(reply)
+    if found.size > limit:
+        log.warning("silo %r sent %d bytes, more than %d; refused", silo, found.size, limit)
+        return Message(b"", b"")
+    return found
+
+
+def _array(message: Message) -> Array:
+    data = bytes(message.body)
+    return Array("uint8", (len(data),), "fafed", data)
+
+
+def _content(head: bytes, body: Array) -> RecordDict:
+    return RecordDict({"head": ConfigRecord({"json": head}), "body": ArrayRecord({"bytes": body})})
+
+
+def _opened(letter: Letter) -> Message:
+    """Whatever is not as we write it becomes an empty message, which is refused."""
+    try:
+        head = letter.content.config_records["head"]["json"]
+        body = letter.content.array_records["body"]["bytes"].data
+    except (KeyError, ValueError):
+        return Message(b"", b"")
+    if isinstance(head, bytes) and isinstance(body, bytes):
+        return Message(head, body)
+    return Message(b"", b"")
+
+
+def _answered(letter: Letter, context: Context) -> Letter:
+    """A silo's answer. Flower would send an exception's text to the server, with the paths that
+    are in it: it stays here."""
+    request = _opened(letter)
+    try:
+        path = context.node_config.get("site")
+        if not isinstance(path, str):
+            raise ConfigError(
+                f"the SuperNode's node-config has site = {path!r}: start flower-supernode with "
+                "--node-config 'site=\"/path/of/the/silo/file.toml\"'"
+            )
+        answer = Worker(str(context.node_id), Site.read(Path(path))).handle(request)
+    except Exception as cause:
+        log.exception("this silo cannot answer")
+        answer = messages.write("failed", _place(request), {"error": type(cause).__name__}, EMPTY)
+    return Letter(_content(answer.head, _array(answer)), reply_to=letter)
+
+
+def _place(request: Message) -> Place:
+    try:
+        head = messages.glance(request.head)
+    except Refused:
+        return Place("")
+    return Place(*(head[name] for name in Place._fields))
+
+
+client = ClientApp()
+client.train()(_answered)

@@ -1,0 +1,202 @@
+"""Flower: real processes with TLS and SuperNode authentication, and the wire's rules without."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from silo_tools import final
+from small import experiment, write_data, write_experiment
+
+from fafed.engines.flower.export import export
+from fafed.errors import ConfigError
+from fafed.experiment import Experiment
+from fafed.rundir import RunDir, execute
+from fafed.silos import messages
+from fafed.silos.messages import EMPTY, Message, Place
+
+pytest.importorskip("flwr", reason="needs Flower: pip install 'fafed[flower]'")
+
+from flower_tools import Flower
+from flwr.app import ConfigRecord, Error, RecordDict
+from flwr.app import Message as Letter
+from flwr.supercore.task_identity import TaskIdentity
+
+from fafed.engines.flower import app
+
+SILOS = ("north", "south")
+
+
+def test_real_processes_give_the_numbers_of_the_loop_engine(tmp_path):
+    """The guide's Flower section, followed with two silos. One whose key nobody registered, and one
+    without a key, are refused."""
+    write_data(tmp_path / "data", 2)
+    settings = {"name": "hospitals", "rounds": 2, "engine": "loop"}
+    write_experiment(tmp_path / "hospitals.toml", tmp_path / "data", **settings)
+    found = Experiment.read(tmp_path / "hospitals.toml")
+    execute(found, RunDir(tmp_path / "simulated"))
+    flower = Flower(tmp_path / "flower")
+    (tmp_path / "hospitals.toml").rename(flower.folder / "hospitals.toml")
+    (tmp_path / "data" / "test.npz").rename(flower.folder / "test.npz")
+    try:
+        flower.link()
+        flower.node("stranger", "", register=False)
+        keyless = flower.typed("flower-supernode", "keyless")
+        flower.start("keyless", keyless.replace("--auth-supernode-private-key keyless", ""))
+        for i, name in enumerate(SILOS):
+            own = flower.folder / f"records-{name}"
+            own.mkdir()
+            (tmp_path / "data" / f"client-{i}.npz").rename(own / "records.npz")
+            flower.node(
+                name, f'folder = "kept-{name}"\nallow = ["softmax"]\n[data]\nfolder = "{own}"\n'
+            )
+        line = flower.typed("fafed export flower").replace("north,south,west", ",".join(SILOS))
+        flower.do(f"{line} --measure {flower.folder / 'test.npz'} --deadline 60")
+        told = flower.do(flower.typed("flwr run"), seconds=300)
+        assert "round 2 of 2: 2 silos" in told, told
+        reasons = {
+            "stranger": "[code: 2004] Failed to activate SuperNode",
+            "keyless": "[code: 2001] SuperNode authentication is enabled",
+        }
+        for name, reason in reasons.items():
+            assert flower.processes[name].poll() not in (None, 0)
+            assert reason in (flower.folder / f"{name}.log").read_text()
+        link = (flower.folder / "superlink.log").read_text()
+        assert "No SuperNode found with the given public key" in link
+    finally:
+        flower.stop()
+    place = RunDir.of(found, flower.folder / "runs")
+    here, there = final(RunDir(tmp_path / "simulated")), final(place)
+    torch.testing.assert_close(here, there, rtol=1e-6, atol=1e-7)
+    assert place.records()[-1].test["accuracy"] > 0
+    lines = [json.loads(x) for x in (place.path / "audit.jsonl").read_text().splitlines()]
+    for name in SILOS:
+        kept = flower.folder / f"kept-{name}" / "audit.jsonl"
+        own = [json.loads(x) for x in kept.read_text().splitlines()]
+        received = [x["sha256"] for x in lines if (x["peer"], x["direction"]) == (name, "received")]
+        assert received == [x["sha256"] for x in own if x["direction"] == "sent"]
+        assert len(received) == 4  # hello, the opening, two rounds
+        assert f"records-{name}" not in (place.path / "audit.jsonl").read_text()
+
+
+@pytest.fixture
+def at_work(monkeypatch):
+    """Letters can only be written inside a Flower process."""
+    for name in ("_run_id", "_task_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+def request(body: bytes = b"") -> Message:
+    packed = EMPTY._replace(body=bytearray(body))
+    return messages.write("hello", Place("r"), {}, packed)
+
+
+class Grid:
+    """SuperNodes that answer as told; a text stands for a mistake."""
+
+    def __init__(self, **answers: object) -> None:
+        self.answers = answers
+        self.names = list(answers)
+        self.letters: dict[str, Letter] = {}
+
+    def get_nodes(self):
+        return [SimpleNamespace(name=n, node_id=i) for i, n in enumerate(self.names, start=2)]
+
+    def push_messages(self, letters):
+        (letter,) = letters
+        letter.metadata.__dict__["_message_id"] = str(len(self.letters))
+        self.letters[letter.metadata.message_id] = letter
+        return [letter.metadata.message_id]
+
+    def pull_messages(self, numbers):
+        (number,) = numbers
+        letter = self.letters[number]
+        answer = self.answers[self.names[letter.metadata.dst_node_id - 2]]
+        if answer == "silent":
+            return []
+        if answer == "error":
+            return [Letter(Error(8, "secret"), reply_to=letter)]
+        if answer == "nonsense":
+            return [Letter(RecordDict({"head": ConfigRecord({"json": "no"})}), reply_to=letter)]
+        return [Letter(app._content(answer.head, app._array(answer)), reply_to=letter)]
+
+
+def test_the_wire_names_who_is_gone_and_passes_the_rest(at_work, caplog):
+    good = Message(b"head", b"body")
+    grid = Grid(a=good, b="error", c="nonsense", d="silent", e=Message(b"h", b"x" * 99))
+    wire = app.Wire(grid)
+    assert wire.present() == ["a", "b", "c", "d", "e"]
+    asked = {name: request() for name in ("a", "b", "c", "d", "e", "unknown")}
+    answers = dict(wire.ask(asked, 0.5, 50))
+    empty = Message(b"", b"")
+    assert answers == {"a": good, "b": None, "c": empty, "e": empty}
+    assert "error 8 for 'b'" in caplog.text
+    assert "'e' sent 100 bytes, more than 50" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_a_silo_that_comes_late_is_asked_then(at_work):
+    grid = Grid(a=Message(b"head", b""))
+    grid.names = []
+    found = iter(app.Wire(grid).ask({"a": request()}, 5, 50))
+    grid_nodes, calls = grid.get_nodes, []
+
+    def later():
+        calls.append(1)
+        grid.names = ["a"] if len(calls) > 2 else []
+        return grid_nodes()
+
+    grid.get_nodes = later
+    assert next(found) == ("a", Message(b"head", b""))
+
+
+def test_two_silos_of_one_name_are_an_error():
+    grid = Grid(a="silent")
+    grid.names = ["a", "a"]
+    with pytest.raises(ConfigError, match="two SuperNodes are registered as 'a'"):
+        app.Wire(grid).present()
+
+
+@pytest.mark.parametrize("config", [{}, {"site": "/secret-ward/site.toml"}])
+def test_a_silo_without_its_file_fails_and_tells_no_path(config, at_work):
+    letter = Letter(app._content(request().head, app._array(request())), 7, "train")
+    context = SimpleNamespace(node_config=config, node_id=7)
+    answer = app._opened(app._answered(letter, context))
+    head = json.loads(answer.head)
+    assert (head["kind"], head["facts"], head["run"]) == ("failed", {"error": "ConfigError"}, "r")
+    assert b"secret-ward" not in answer.head
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"silos": ""}, "name each SuperNode once"),
+        ({"silos": "a,a"}, "name each SuperNode once"),
+        ({"min-silos": 3}, "up to 2, got 3"),
+        ({"deadline": 0}, "deadline = 0"),
+        ({"start": "soon"}, "start = 'soon'"),
+    ],
+)
+def test_wrong_settings_fail_before_anything_is_sent(changes, match):
+    good = {"silos": "a, b", "min-silos": 0, "deadline": 5, "start": 5.0}
+    assert app.terms_of(good).min_silos == 2
+    with pytest.raises(ConfigError, match=match):
+        app.terms_of(good | changes)
+
+
+def test_an_app_holds_the_experiments_and_imports(tmp_path):
+    found = Experiment.of(experiment(Path("data"), name="My_Trial"))
+    several = [found, found.with_algorithm("fedavg")]
+    export([*several, found.with_algorithm("mime")], tmp_path, SILOS)
+    place = export(several, tmp_path, SILOS, min_silos=1, runs="/srv/runs")
+    written = tomllib.loads((place / "pyproject.toml").read_text())
+    assert written["project"]["name"] == "my-trial"
+    assert app.terms_of(written["tool"]["flwr"]["app"]["config"]).silos == SILOS
+    read = [Experiment.read(p) for p in sorted((place / "fafed_app" / "experiments").glob("*"))]
+    assert [one.digest for one in read] == [one.digest for one in several]
+    with pytest.raises(ConfigError, match="between 1 and the 2 silos, got 3"):
+        export(several, tmp_path, SILOS, min_silos=3)
