@@ -34,7 +34,12 @@ def grid(experiment: Experiment, algorithms: Sequence[str], seeds: int) -> list[
 
 
 def run_all(
-    experiments: Sequence[Experiment], root: Path, jobs: int, on_tick: OnTick | None = None
+    experiments: Sequence[Experiment],
+    root: Path,
+    jobs: int,
+    on_tick: OnTick | None = None,
+    *,
+    threads: int | None = None,
 ) -> list[RunDir]:
     """Run what is not finished yet, `jobs` at a time; returns the directories in the same order.
 
@@ -54,7 +59,7 @@ def run_all(
         workers, mp_context=context, initializer=follow, initargs=(os.getpid(),)
     )
     try:
-        threads = max(1, cores() // workers)
+        threads = threads or max(1, cores() // workers)
         futures = {pool.submit(_work, e.to_dict(), str(p.path), threads): p for e, p in todo}
         pending = set(futures)
         while pending:

@@ -1,0 +1,244 @@
+"""The figures of docs/paper.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fafed.paper.findings import ACCURACY, FAFED, Findings, level, title
+from fafed.paper.ledger import Outcome
+from fafed.report.palette import LIGHT
+from fafed.report.static import DASHES, _save, _styled
+from fafed.theory.figures import name_axes, note, panels
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BLUE, RED, GREEN, PINK, OCHRE, INK = LIGHT.hues
+HUES = {
+    "FAFED": BLUE,
+    "FedAMS": RED,
+    "STEM": GREEN,
+    "FedAdam": PINK,
+    "SCAFFOLD": OCHRE,
+    "FedAvg": INK,
+}
+MUTED = LIGHT.muted
+UNITS = {"round": "rounds", "gradients": "gradients, all clients", "bytes": "sent, all clients"}
+LEVELS = ("low", "moderate", "high")
+SIZE = (9.0, 3.1)  # of a row of three panels
+
+Lines = dict[str, list[Outcome]]  # label -> runs
+Draw = Callable[[Findings], "Figure | None"]
+
+
+def write(findings: Findings, folder: Path, only: Sequence[str] = ()) -> list[str]:
+    """Every figure of which there is something to draw; returns their names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    with _styled():
+        for name, draw in FIGURES.items():
+            if (only and name not in only) or (figure := draw(findings)) is None:
+                continue
+            _save(figure, [folder / f"{name}.svg"])
+            written.append(name)
+    return written
+
+
+def available(findings: Findings) -> list[str]:
+    """The figures of which there is something to draw."""
+    with _styled():
+        return [name for name, draw in FIGURES.items() if draw(findings) is not None]
+
+
+def table_2(findings: Findings) -> Figure | None:
+    """Test accuracy against rounds."""
+    return _row(findings, findings.levels, findings.finals, ACCURACY, "test accuracy")
+
+
+def costs(findings: Findings) -> Figure | None:
+    """The same against gradients and bytes."""
+    if not any(
+        findings.finals(name, m) for name in findings.levels for m in findings.protocol.methods
+    ):
+        return None
+    count = len(findings.levels)
+    figure, axes = panels(2, count, (SIZE[0], 1.8 * SIZE[1]))
+    for i, axis in enumerate(("gradients", "bytes")):
+        for name, panel in zip(findings.levels, axes[count * i :], strict=False):
+            _curves(panel, _lines(findings, name, findings.finals), ACCURACY, axis)
+            name_axes(
+                panel, level(name), UNITS[axis], "test accuracy" if panel in axes[::count] else ""
+            )
+    _legend(figure, axes)
+    return figure
+
+
+def long(findings: Findings) -> Figure | None:
+    return _row(findings, findings.levels, findings.longs, ACCURACY, "test accuracy")
+
+
+def training(data: str) -> Draw:
+    """Training loss against rounds at the three levels."""
+
+    def draw(findings: Findings) -> Figure | None:
+        known = findings.protocol.experiments
+        names = [name for name in known if name.startswith(f"{data}-")]
+        names.sort(key=lambda name: LEVELS.index(level(name)))
+        return _row(findings, names, findings.curves, "train_loss", "training loss", log=True)
+
+    return draw
+
+
+def language(findings: Findings) -> Figure | None:
+    """Training loss and perplexity of the language model."""
+    runs = findings.language(next(iter(findings.protocol.language)))
+    if not runs:
+        return None
+    figure, (left, right) = panels(1, 2, SIZE)
+    lines = {label: [run] for label, run in runs.items()}
+    _curves(left, lines, "train_loss", "round")
+    _curves(right, lines, "test_loss", "round", marker="o")
+    name_axes(left, "Training loss", "rounds")
+    name_axes(right, "Test loss (logarithm of the perplexity)", "rounds")
+    _legend(figure, [left, right])
+    return figure
+
+
+def sensitivity(findings: Findings) -> Figure | None:
+    found = findings.sensitivity()
+    if not any(found.values()):
+        return None
+    figure, axes = panels(2, 3, (SIZE[0], 1.7 * SIZE[1]))
+    tail = findings.protocol.tail
+    for panel, (what, runs) in zip(axes, found.items(), strict=False):
+        points = [(value, run.end(ACCURACY, tail)) for value, run in runs]
+        name_axes(panel, what.rpartition(".")[2].replace("_", " "), "", "test accuracy")
+        names = [f"{value:g}" for value, _ in points]
+        if not points:
+            _empty(panel)
+            continue
+        panel.plot(range(len(points)), [y for _, y in points], color=BLUE, marker="o", markersize=4)
+        panel.set_xticks(range(len(points)), names)
+    drawn = [panel for panel in axes if panel.get_lines()]
+    low, high = zip(*(panel.get_ylim() for panel in drawn), strict=True)
+    for panel in drawn:  # so that heights can be compared
+        panel.set_ylim(min(low), max(high))
+    for panel in axes[len(found) :]:
+        panel.set_visible(False)
+    return figure
+
+
+FIGURES: dict[str, Draw] = {
+    "table-2": table_2,
+    "costs": costs,
+    "long": long,
+    "sensitivity": sensitivity,
+    "figure-1": language,
+    "figure-2": training("fashion-mnist"),
+    "figure-3": training("mnist"),
+    "figure-4": training("cifar-10"),
+}
+
+
+# Parts of these.
+
+
+def _row(
+    findings: Findings,
+    names: Sequence[str],
+    runs: Callable[[str, str], list[Outcome]],
+    quantity: str,
+    label: str,
+    log: bool = False,
+) -> Figure | None:
+    """One panel for each level."""
+    lines = [_lines(findings, name, runs) for name in names]
+    if not any(lines):
+        return None
+    figure, axes = panels(1, len(names), SIZE)
+    for name, panel, mine in zip(names, axes, lines, strict=True):
+        _curves(panel, mine, quantity, "round", log=log)
+        name_axes(panel, level(name), UNITS["round"], label if panel is axes[0] else "")
+    _legend(figure, axes)
+    return figure
+
+
+def _lines(findings: Findings, name: str, runs: Callable[[str, str], list[Outcome]]) -> Lines:
+    found = {title(method): runs(name, method) for method in findings.protocol.methods}
+    return {label: mine for label, mine in found.items() if mine}
+
+
+def _curves(
+    panel: Axes, lines: Lines, quantity: str, axis: str, *, log: bool = False, marker: str = ""
+) -> None:
+    """The mean over seeds, and between the lowest and the highest seed."""
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    if not lines:
+        _empty(panel)
+        return
+    for label, runs in lines.items():
+        series = [run.series(quantity, axis) for run in runs if not run.failure]
+        if not series:
+            continue
+        x = [cost for cost, _ in series[0]]
+        values = list(zip(*([y for _, y in one] for one in series), strict=True))
+        own = label in HUES
+        hue = HUES[label] if own else MUTED
+        if len(series) > 1:
+            low, high = [min(v) for v in values], [max(v) for v in values]
+            panel.fill_between(x, low, high, color=hue, alpha=0.15, linewidth=0)
+        panel.plot(
+            x,
+            [sum(v) / len(v) for v in values],
+            color=hue,
+            linestyle="-" if own else DASHES["dash"],
+            linewidth=2.2 if label == title(FAFED) else 1.3,
+            marker=marker,
+            markersize=4,
+            label=label,
+        )
+    panel.xaxis.set_major_locator(MaxNLocator(4))
+    unit = "B" if axis == "bytes" else ""
+    panel.xaxis.set_major_formatter(EngFormatter(unit=unit, sep=" " if unit else ""))
+    panel.set_xlim(left=0)
+    if log:
+        panel.set_yscale("log")
+        _plain_numbers(panel)
+    elif quantity == ACCURACY:
+        panel.set_ylim(bottom=_floor(lines))
+
+
+def _floor(lines: Lines) -> float:
+    """Leave out the first climb, where everything is the same line."""
+    ends = [run.end(ACCURACY, 1) for runs in lines.values() for run in runs if not run.failure]
+    return min(ends, default=0.12) - 0.12
+
+
+def _plain_numbers(panel: Axes) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0)))
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+    panel.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _empty(panel: Axes) -> None:
+    panel.set_xticks([])
+    panel.set_yticks([])
+    note(panel, "not run yet", (0.5, 0.5), xycoords="axes fraction", ha="center")
+
+
+def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
+    handles = {line.get_label(): line for panel in axes for line in panel.get_lines()}
+    order = [label for label in handles if not str(label).startswith("_")]
+    figure.legend(
+        handles=[handles[label] for label in order],
+        loc="outside lower center",
+        ncols=len(order),
+        frameon=False,
+        fontsize=8,
+    )

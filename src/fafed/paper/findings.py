@@ -1,0 +1,182 @@
+"""Numbers for tables and figures, from the ledger. None stands for what has not been run yet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from fafed.algorithms import ALGORITHMS
+from fafed.paper.ledger import Missing, Outcome
+from fafed.paper.plan import Plan, Race, Rounds
+from fafed.paper.protocol import Deviation, Protocol
+from fafed.report.numbers import Stat
+
+T = TypeVar("T")
+ACCURACY = "test_accuracy"
+FAFED, FEDAVG = "fafed", "fedavg"
+
+
+def title(algorithm: str) -> str:
+    return ALGORITHMS[algorithm].__name__
+
+
+def level(name: str) -> str:
+    """low, moderate or high."""
+    return name.rpartition("-")[2]
+
+
+def known(call: Callable[[], T]) -> T | None:
+    try:
+        return call()
+    except Missing:
+        return None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a method stands in a column of results."""
+
+    rank: int  # 1 is first
+    lead: float  # ahead of the best other, or negative
+    rival: str
+    spread: float  # the larger standard deviation of the two
+
+    @property
+    def clear(self) -> bool:
+        """First by more than the spread over seeds."""
+        return self.rank == 1 and self.lead > self.spread
+
+
+class Findings:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.levels = list(plan.protocol.table2)
+
+    @property
+    def protocol(self) -> Protocol:
+        return self.plan.protocol
+
+    # Decisions.
+
+    def rounds(self, name: str) -> Rounds | None:
+        return known(partial(self.plan.budget, name))
+
+    def setting(self, name: str, method: str) -> Race | None:
+        return known(partial(self.plan.fair, name, method))
+
+    def tuned_setting(self, name: str) -> Race | None:
+        return known(partial(self.plan.tuned, name))
+
+    # Runs.
+
+    def finals(self, name: str, method: str) -> list[Outcome]:
+        return self._seeds(lambda seed: self.plan.final(name, method, seed))
+
+    def longs(self, name: str, method: str) -> list[Outcome]:
+        return self._seeds(lambda seed: self.plan.long(name, method, seed))
+
+    def tuned(self, name: str) -> list[Outcome]:
+        return self._seeds(lambda seed: self.plan.tuned_final(name, seed))
+
+    def curves(self, name: str, method: str) -> list[Outcome]:
+        """For the figures: of Table 2, or the one of the other data."""
+        if name in self.protocol.table2:
+            return self.finals(name, method)
+        found = known(partial(self.plan.curve, name, method))
+        return [found] if found else []
+
+    def language(self, name: str) -> dict[str, Outcome]:
+        """Label -> run, the control last."""
+        wanted = self.protocol.language[name].methods
+        found = {title(m): known(partial(self.plan.language, name, m)) for m in wanted}
+        found["STEM, step eta/rho"] = known(partial(self.plan.control, name))
+        return {label: outcome for label, outcome in found.items() if outcome}
+
+    def sensitivity(self) -> dict[str, list[tuple[float, Outcome]]]:
+        """What -> (value, run)."""
+        found = {}
+        for what, values in self.protocol.sensitivity.values.items():
+            runs = [(v, known(partial(self.plan.sensitivity, what, v))) for v in values]
+            found[what] = [(float(v), run) for v, run in runs if run]
+        return found
+
+    def deviation(self, wanted: Deviation, method: str) -> tuple[Outcome | None, Outcome | None]:
+        """Table 2's run, and the one with something changed."""
+        seed = self.protocol.seeds[0]
+        plain = known(partial(self.plan.final, wanted.experiment, method, seed))
+        return plain, known(partial(self.plan.deviation, wanted, method))
+
+    def _seeds(self, decide: Callable[[int], Outcome]) -> list[Outcome]:
+        found = [known(partial(decide, seed)) for seed in self.protocol.seeds]
+        return [outcome for outcome in found if outcome]
+
+    # Numbers.
+
+    def end(self, runs: Sequence[Outcome], tail: int | None = None) -> Stat | None:
+        """Test accuracy at the end."""
+        values = [run.end(ACCURACY, tail or self.protocol.tail) for run in runs]
+        return Stat.of(values) if values else None
+
+    def table2(self, name: str) -> dict[str, Stat]:
+        found = {m: self.end(self.finals(name, m)) for m in self.protocol.methods}
+        return {method: stat for method, stat in found.items() if stat}
+
+    def complete(self, name: str) -> bool:
+        """Whether every method has all its seeds."""
+        found = self.table2(name)
+        seeds = len(self.protocol.seeds)
+        return len(found) == len(self.protocol.methods) and all(
+            stat.n == seeds for stat in found.values()
+        )
+
+    def place(self, column: Mapping[str, Stat], method: str = FAFED) -> Place | None:
+        """Of a method among the others; None unless all of them have the same number of seeds."""
+        others = {name: stat for name, stat in column.items() if name != method}
+        same = len({stat.n for stat in column.values()}) == 1
+        if method not in column or not same or len(column) < len(self.protocol.methods):
+            return None
+        mine = column[method]
+        rival = max(others, key=lambda name: _last_if_nan(others[name].mean))
+        better = sum(stat.mean > mine.mean for stat in others.values())
+        spread = max(mine.std or 0.0, others[rival].std or 0.0)
+        return Place(better + 1, mine.mean - others[rival].mean, rival, spread)
+
+    def at_equal_cost(self, name: str, axis: str) -> dict[str, Stat]:
+        """Accuracy when a method has spent what FedAvg spends in all: gradients or bytes."""
+        reference = self.finals(name, FEDAVG)
+        if not reference:
+            return {}
+        limit = float(reference[0].columns[axis][-1] or 0)
+        found = {}
+        for method in self.protocol.methods:
+            values = [
+                _until(run, axis, limit, self.protocol.tail) for run in self.finals(name, method)
+            ]
+            if values:
+                found[method] = Stat.of(values)
+        return found
+
+    def costs(self, name: str, method: str) -> dict[str, float] | None:
+        """Of a run of Table 2, relative to FedAvg's."""
+        mine, reference = self.finals(name, method), self.finals(name, FEDAVG)
+        if not mine or not reference:
+            return None
+        return {
+            axis: float(mine[0].columns[axis][-1] or 0) / float(reference[0].columns[axis][-1] or 1)
+            for axis in ("gradients", "bytes")
+        }
+
+
+def _until(run: Outcome, axis: str, limit: float, tail: int) -> float:
+    """Mean of the last evaluations that the limit paid for; nan if it paid for none."""
+    if run.failure:
+        return math.nan
+    values = [y for x, y in run.series(ACCURACY, axis) if x <= limit][-tail:]
+    return sum(values) / len(values) if values else math.nan
+
+
+def _last_if_nan(value: float) -> float:
+    return -math.inf if math.isnan(value) else value

@@ -1,0 +1,202 @@
+"""What is decided from which runs. Every method returns a decision, or raises Missing with the
+jobs that it still needs; nothing here runs anything."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fafed.paper.ledger import Job, Ledger, Missing, Outcome
+from fafed.paper.protocol import Deviation, Protocol, Rung, Search, Settings
+from fafed.tuning import space
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How many rounds everybody gets, and whether FedAvg came as far as the paper's by then."""
+
+    count: int
+    reached: bool
+
+
+@dataclass(frozen=True)
+class Race:
+    """A search by halving: what was tried on each rung, best first, and who won."""
+
+    rungs: list[list[Outcome]]
+    winner: Outcome
+
+
+class Plan:
+    def __init__(self, protocol: Protocol, ledger: Ledger) -> None:
+        self.protocol = protocol
+        self.ledger = ledger
+
+    # Table 2.
+
+    def budget(self, name: str) -> Rounds:
+        """The first evaluation at which some step size of the grid has FedAvg where the paper has
+        it. A slower step size need not be run further than the fastest so far."""
+        p = self.protocol
+        target = p.table2[name][p.budget.algorithm]
+        bound, reached = p.budget.rounds, False
+        grid = points(space(p.experiment(name), p.budget.algorithm))
+        for settings in sorted(grid, key=lambda s: -s["eta"]):
+            job = Job(name, p.budget.algorithm, settings, p.choosing_seed, bound)
+            (outcome,) = self.ledger.need([job])
+            crossing = crossed(outcome, "test_accuracy", p.tail, target)
+            if crossing is not None:
+                bound, reached = crossing, True
+        return Rounds(bound, reached)
+
+    def fair(self, name: str, algorithm: str) -> Race:
+        """The paper's grid, or as much of it as everybody may try."""
+        search = self.protocol.fair
+        grid = points(space(self.protocol.experiment(name), algorithm))
+        return self._race(name, algorithm, subset(grid, search.trials), search)
+
+    def final(self, name: str, algorithm: str, seed: int) -> Outcome:
+        return self._measured(name, self.fair(name, algorithm).winner.job, seed)
+
+    def long(self, name: str, algorithm: str, seed: int) -> Outcome:
+        job = self.fair(name, algorithm).winner.job
+        return self._measured(name, job, seed, self.protocol.long.times)
+
+    # FAFED with more freedom.
+
+    def tuned(self, name: str) -> Race:
+        search = self.protocol.tuned
+        best = self.fair(name, search.algorithm).winner.job.settings
+        etas = [float(f"{best['eta'] * times:.3g}") for times in search.eta_times]
+        grid = points({"eta": etas} | search.grid)
+        return self._race(name, search.algorithm, subset(grid, search.trials), search)
+
+    def tuned_final(self, name: str, seed: int) -> Outcome:
+        return self._measured(name, self.tuned(name).winner.job, seed)
+
+    # One thing at a time.
+
+    def sensitivity(self, what: str, value: Any) -> Outcome:
+        wanted = self.protocol.sensitivity
+        settings = dict(self.fair(wanted.experiment, wanted.algorithm).winner.job.settings)
+        rounds = self._share(wanted.experiment, wanted.share)
+        table, _, key = what.rpartition(".")
+        changes = {} if table == "algorithm" else {what: value}
+        if table == "algorithm":
+            settings[key] = value
+        job = Job(wanted.experiment, wanted.algorithm, settings, wanted.seed, rounds, changes)
+        return self._one(job)
+
+    def deviation(self, wanted: Deviation, algorithm: str) -> Outcome:
+        """With the first of the measuring seeds, to be set beside `final`."""
+        settings = self.fair(wanted.experiment, algorithm).winner.job.settings
+        settings = {**settings, **wanted.settings}
+        rounds, seed = self.rounds(wanted.experiment), self.protocol.seeds[0]
+        return self._one(Job(wanted.experiment, algorithm, settings, seed, rounds, wanted.changes))
+
+    # The other data.
+
+    def curve(self, name: str, algorithm: str) -> Outcome:
+        p = self.protocol
+        grid = points(space(p.experiment(name), algorithm))
+        race = self._race(name, algorithm, subset(grid, p.curves.trials), p.curves)
+        settings = race.winner.job.settings
+        return self._one(Job(name, algorithm, settings, p.curves.seed, p.curves.rounds))
+
+    def language(self, name: str, algorithm: str) -> Outcome:
+        experiment = self.protocol.experiment(name)
+        settings = experiment.with_algorithm(algorithm).algorithm.options
+        seed = self.protocol.language[name].seed
+        return self._one(Job(name, algorithm, settings, seed, experiment.rounds))
+
+    def control(self, name: str) -> Outcome:
+        """STEM with FAFED's step over rho."""
+        rounds, wanted = self.protocol.experiment(name).rounds, self.protocol.language[name]
+        return self._one(Job(name, "stem", wanted.control, wanted.seed, rounds))
+
+    # Parts of these.
+
+    def _race(
+        self, name: str, algorithm: str, candidates: Sequence[Settings], search: Search
+    ) -> Race:
+        rungs: list[list[Outcome]] = []
+        for rung in search.rungs:
+            jobs = [self._trial(name, algorithm, settings, rung) for settings in candidates]
+            ranked = sorted(self.ledger.need(jobs), key=lambda o: -score(o, rung.tail))
+            rungs.append(ranked)
+            candidates = [outcome.job.settings for outcome in ranked[: rung.keep]]
+        return Race(rungs, rungs[-1][0])
+
+    def _trial(self, name: str, algorithm: str, settings: Settings, rung: Rung) -> Job:
+        rounds = self._share(name, rung.share)
+        changes: dict[str, Any] = {"data.validation": self.protocol.validation}
+        if rung.tail == 1:
+            changes["eval_every"] = rounds
+        seed = self.protocol.choosing_seed
+        return Job(name, algorithm, settings, seed, rounds, changes)
+
+    def _measured(self, name: str, chosen: Job, seed: int, times: int = 1) -> Outcome:
+        rounds = times * self.rounds(name)
+        return self._one(Job(name, chosen.algorithm, chosen.settings, seed, rounds))
+
+    def _one(self, job: Job) -> Outcome:
+        (outcome,) = self.ledger.need([job])
+        return outcome
+
+    def rounds(self, name: str) -> int:
+        curves = self.protocol.curves
+        return curves.rounds if name in curves.experiments else self.budget(name).count
+
+    def _share(self, name: str, share: float) -> int:
+        return max(self.protocol.fewest_rounds, round(share * self.rounds(name)))
+
+
+def points(grid: Mapping[str, Sequence[Any]]) -> list[Settings]:
+    """Every combination."""
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def subset(grid: Sequence[Settings], most: int) -> list[Settings]:
+    """All of them or, if there are more, a random choice that is the same every time and covers the
+    step sizes evenly: nobody should lose because luck left out the right ones."""
+    if len(grid) <= most:
+        return list(grid)
+    random = np.random.default_rng(0)
+    groups: dict[str, list[Settings]] = {}
+    for i in random.permutation(len(grid)):
+        steps = repr([value for key, value in grid[i].items() if key.startswith("eta")])
+        groups.setdefault(steps, []).append(grid[i])
+    turns = itertools.zip_longest(*groups.values())
+    chosen = [point for turn in turns for point in turn if point is not None][:most]
+    return [point for point in grid if point in chosen]
+
+
+def score(outcome: Outcome, tail: int) -> float:
+    """Validation accuracy at the end; a run that diverged comes last."""
+    value = outcome.end("validation_accuracy", tail)
+    return -math.inf if math.isnan(value) else value
+
+
+def crossed(outcome: Outcome, name: str, tail: int, target: float) -> int | None:
+    """The first round at which the mean of the last `tail` evaluations is at the target."""
+    series = outcome.series(name)
+    for i in range(tail, len(series) + 1):
+        if sum(value for _, value in series[i - tail : i]) / tail >= target:
+            return int(series[i - 1][0])
+    return None
+
+
+def missing(calls: Iterable[Callable[[], object]]) -> list[Job]:
+    """The jobs that these decisions still need, each once."""
+    jobs: dict[str, Job] = {}
+    for call in calls:
+        try:
+            call()
+        except Missing as found:
+            jobs |= {job.key: job for job in found.jobs}
+    return list(jobs.values())

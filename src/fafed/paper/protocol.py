@@ -1,0 +1,116 @@
+"""What is run, how long and by which rule: experiments/paper/protocol.toml."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from fafed.errors import ConfigError
+from fafed.experiment import Experiment, Part
+
+Settings = Mapping[str, Any]  # hyper-parameters of an algorithm
+
+
+class Rung(Part):
+    share: float = Field(gt=0, le=1)  # of the rounds
+    keep: int = Field(ge=1)
+    tail: int = Field(ge=1)
+
+
+class Budget(Part):
+    algorithm: str
+    rounds: int = Field(ge=1)
+
+
+class Search(Part):
+    trials: int = Field(ge=1)
+    rungs: list[Rung] = Field(min_length=1)
+
+
+class Tuned(Search):
+    algorithm: str
+    eta_times: list[float]
+    grid: dict[str, list[Any]]
+
+
+class Long(Part):
+    times: int = Field(ge=2)
+
+
+class Sensitivity(Part):
+    experiment: str
+    algorithm: str
+    share: float
+    seed: int
+    values: dict[str, list[Any]]
+
+
+class Deviation(Part):
+    about: str
+    experiment: str
+    methods: list[str]
+    settings: dict[str, Any] = Field(default_factory=dict)
+    changes: dict[str, Any] = Field(default_factory=dict)
+
+
+class Curves(Search):
+    experiments: list[str]
+    rounds: int
+    seed: int
+
+
+class Language(Part):
+    methods: list[str]
+    seed: int
+    control: dict[str, Any]
+
+
+class Protocol(Part):
+    methods: list[str]
+    tail: int
+    validation: float
+    choosing_seed: int
+    seeds: list[int]
+    fewest_rounds: int
+    on_request: list[str]  # stages
+    table2: dict[str, dict[str, float]]
+    budget: Budget
+    fair: Search
+    tuned: Tuned
+    long: Long
+    sensitivity: Sensitivity
+    deviations: list[Deviation]
+    curves: Curves
+    language: dict[str, Language]
+    experiments: dict[str, Experiment]  # the other files of the folder
+
+    @classmethod
+    def read(cls, folder: Path) -> Protocol:
+        path = folder / "protocol.toml"
+        try:
+            content = tomllib.loads(path.read_text("utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(
+                f"{path} cannot be read: {error}. Start the command where fafed was cloned to, or "
+                "say where the folder is"
+            ) from error
+        content["experiments"] = {
+            file.stem: Experiment.read(file)
+            for file in sorted(folder.glob("*.toml"))
+            if file != path
+        }
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            raise ConfigError(f"{path}: {error}") from None
+
+    def experiment(self, name: str) -> Experiment:
+        if name not in self.experiments:
+            raise ConfigError(
+                f"protocol.toml names {name!r}, but there is no {name}.toml beside it"
+            )
+        return self.experiments[name]

@@ -1,0 +1,162 @@
+"""The tables of docs/paper.md, and verdicts on them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fafed.paper.findings import ACCURACY, FAFED, Findings, level, title
+from fafed.paper.ledger import Outcome
+from fafed.paper.verdicts import NOT_YET
+from fafed.report.numbers import Stat, duration
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    rows = list(rows)
+    if all(cell == NOT_YET for row in rows for cell in row[1:]):
+        return f"{NOT_YET.capitalize()}.\n"
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def accuracy(stat: Stat | None, best: bool = False) -> str:
+    """As the paper writes it, with the standard deviation over seeds."""
+    if stat is None:
+        return NOT_YET
+    if math.isnan(stat.mean):
+        return "diverged"
+    text = f"{stat.mean:.4f}" + (" (1 seed)" if stat.std is None else f" ± {stat.std:.4f}")
+    return f"**{text}**" if best else text
+
+
+def settings(values: Mapping[str, Any], without: Sequence[str] = ()) -> str:
+    return ", ".join(f"{k} = {value_text(v)}" for k, v in values.items() if k not in without)
+
+
+def value_text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        exponent = value.get("exponent", 1 / 3)
+        return f"{value['kappa']:g}/({value.get('w', 1.0):g} + {value['every']})^{exponent:.3g}"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+# Table 2 and its relatives: one row for each method, one column for each level.
+
+
+def table_2(f: Findings) -> str:
+    columns = {name: f.table2(name) for name in f.levels}
+    best = {name: _best(column) for name, column in columns.items()}
+    rows = []
+    for method in f.protocol.methods:
+        row = [title(method)]
+        for name in f.levels:
+            row.append(f"{f.protocol.table2[name][method]:.4f}")
+            row.append(accuracy(columns[name].get(method), method == best[name]))
+        rows.append(row)
+    head = ["method"]
+    for name in f.levels:
+        head += [f"{level(name)}, paper", f"{level(name)}, fafed"]
+    return markdown(head, rows)
+
+
+def levels_table(f: Findings, columns: Mapping[str, Mapping[str, Stat]]) -> str:
+    """Level -> method -> number."""
+    best = {name: _best(column) for name, column in columns.items()}
+    rows = [
+        [title(m), *(accuracy(columns[name].get(m), m == best[name]) for name in columns)]
+        for m in f.protocol.methods
+    ]
+    return markdown(["method", *(level(name) for name in columns)], rows)
+
+
+def _best(column: Mapping[str, Stat]) -> str | None:
+    finite = {method: stat.mean for method, stat in column.items() if not math.isnan(stat.mean)}
+    return max(finite, key=lambda method: finite[method]) if finite else None
+
+
+def settings_table(f: Findings) -> str:
+    rows = []
+    for method in f.protocol.methods:
+        row = [title(method)]
+        for name in f.levels:
+            race = f.setting(name, method)
+            row.append(settings(race.winner.job.settings, ("tau",)) if race else NOT_YET)
+        rows.append(row)
+    return markdown(["method", *(level(name) for name in f.levels)], rows)
+
+
+def costs_table(f: Findings) -> str:
+    """What a run costs, as a multiple of FedAvg's."""
+    rows = []
+    for method in f.protocol.methods:
+        found = f.costs(f.levels[-1], method)
+        numbers = [f"{found[axis]:.2f}" for axis in found] if found else [NOT_YET] * 2
+        rows.append([title(method), *numbers])
+    return markdown(["method", "gradients", "bytes"], rows)
+
+
+# Single runs.
+
+
+def tuned_table(f: Findings) -> str:
+    rows = []
+    for name in f.levels:
+        race, fair = f.tuned_setting(name), f.end(f.finals(name, FAFED))
+        found = f.end(f.tuned(name))
+        chosen = settings(race.winner.job.settings) if race else NOT_YET
+        paper = f"{f.protocol.table2[name][FAFED]:.4f}"
+        rows.append([level(name), paper, accuracy(fair), accuracy(found), chosen])
+    return markdown(["level", "paper's FAFED", "fair", "better tuned", "setting"], rows)
+
+
+def sensitivity_table(f: Findings) -> str:
+    found = f.sensitivity()
+    rows = []
+    for what, values in f.protocol.sensitivity.values.items():
+        runs = dict(found[what])
+        cells = [f"{v:g}: {_single(runs[v], f)}" for v in map(float, values) if v in runs]
+        rows.append([what.rpartition(".")[2].replace("_", " "), "; ".join(cells) or NOT_YET])
+    return markdown(["changed", "value: test accuracy"], rows)
+
+
+def deviations_table(f: Findings) -> str:
+    rows = []
+    for wanted in f.protocol.deviations:
+        for method in wanted.methods:
+            plain, other = f.deviation(wanted, method)
+            cells = [_single(run, f) for run in (plain, other)]
+            rows.append([f"{wanted.about}; {level(wanted.experiment)}, {title(method)}", *cells])
+    return markdown(["instead", "as in Table 2", "instead"], rows)
+
+
+def _single(run: Outcome | None, f: Findings) -> str:
+    if run is None:
+        return NOT_YET
+    value = run.end(ACCURACY, f.protocol.tail)
+    return "diverged" if math.isnan(value) else f"{value:.4f}"
+
+
+def language_table(f: Findings, name: str) -> str:
+    rows = []
+    for label, run in f.language(name).items():
+        train, test = run.end("train_loss", 1), run.end("test_loss", 1)
+        chosen = settings(run.job.settings, ("tau",))
+        if run.failure:
+            rows.append([label, "diverged", "diverged", chosen])
+        else:
+            rows.append([label, f"{train:.3f}", f"{math.exp(min(test, 700)):.1f}", chosen])
+    return markdown(["method", "training loss", "test perplexity", "setting"], rows)
+
+
+def effort_table(f: Findings) -> str:
+    """What all of it took."""
+    outcomes = list(f.plan.ledger.outcomes.values())
+    rows = []
+    for name in dict.fromkeys(sorted(o.job.experiment for o in outcomes)):
+        mine = [o for o in outcomes if o.job.experiment == name]
+        gradients = sum(float((o.columns.get("gradients") or [0])[-1] or 0) for o in mine)
+        seconds = sum(o.seconds for o in mine)
+        failed = sum(o.failure is not None for o in mine)
+        rows.append([name, str(len(mine)), str(failed), f"{gradients:,.0f}", duration(seconds)])
+    return markdown(["experiment", "runs", "of them diverged", "gradients", "time in rounds"], rows)

@@ -1,0 +1,117 @@
+"""docs/paper.md and the README say what results/paper says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fafed.cli import app
+from fafed.errors import ConfigError, FafedError
+from fafed.paper import document, driver, figures, tables, verdicts
+from fafed.paper.findings import Findings
+from fafed.paper.ledger import Ledger, Outcome
+from fafed.paper.plan import Plan
+from fafed.paper.protocol import Protocol
+from fafed.report.numbers import Stat
+
+REPOSITORY = Path(__file__).parent.parent
+DOCS = REPOSITORY / "docs"
+
+
+@pytest.fixture(scope="module")
+def findings():
+    protocol = Protocol.read(REPOSITORY / "experiments" / "paper")
+    return Findings(Plan(protocol, Ledger.read(REPOSITORY / "results" / "paper")))
+
+
+@pytest.fixture(scope="module")
+def drawn(findings):
+    return figures.available(findings)
+
+
+def test_the_page_is_the_one_that_the_records_give(findings, drawn):
+    page = (DOCS / "paper.md").read_text("utf-8")
+    assert page == document.render(findings, DOCS, drawn), "fafed paper document"
+    pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", page)
+    assert {Path(picture).stem for picture in pictures} == set(drawn)
+    for picture in pictures:
+        assert (DOCS / picture).is_file()
+    for link in re.findall(r"\]\((\.\./[^)#]+|[a-z]+\.md)", page):
+        assert (DOCS / link).exists()
+
+
+def test_the_readme_shows_the_same_table(findings, drawn):
+    readme = (REPOSITORY / "README.md").read_text("utf-8")
+    part = document.readme_part(findings, drawn)
+    assert readme == document.placed(readme, part), "fafed paper document"
+    assert tables.table_2(findings) in readme
+    with pytest.raises(FafedError, match="needs the markers"):
+        document.placed("no markers", part)
+
+
+def test_other_records_give_another_page(findings, drawn):
+    outcomes = dict(findings.plan.ledger.outcomes)
+    finals = findings.finals("fashion-mnist-high", "fafed")
+    if not finals:
+        pytest.skip("Table 2 has not been run yet")
+    for run in finals:
+        columns = dict(run.columns) | {"test_accuracy": [0.91] * len(run.columns["round"])}
+        outcomes[run.job.key] = Outcome(run.job, columns)
+    changed = Findings(Plan(findings.protocol, Ledger(outcomes.values())))
+    text = document.render(changed, DOCS, drawn)
+    assert "0.9100" in text
+    assert "0.9100" not in document.render(findings, DOCS, drawn)
+
+
+def test_verdicts_follow_the_numbers(findings):
+    column = {method: Stat(0.8, 0.0, 3) for method in findings.protocol.methods}
+    column |= {"fafed": Stat(0.88, 0.01, 3), "stem": Stat(0.87, 0.02, 3)}
+    assert verdicts.standing(findings, column) == (
+        "first, 0.0100 ahead of STEM (within the spread over seeds, 0.0200)"
+    )
+    assert not findings.place(column).clear
+    column["stem"] = Stat(0.9, 0.0, 3)
+    assert verdicts.standing(findings, column) == (
+        "second, 0.0200 behind STEM (spread over seeds, 0.0100)"
+    )
+    assert verdicts.standing(findings, {"stem": column["stem"]}) == "not run yet"
+    assert verdicts.standing(findings, column | {"fedavg": Stat(0.8, None, 1)}) == "not run yet"
+    assert tables.accuracy(Stat(float("nan"), None, 3)) == "diverged"
+    assert tables.settings({"alpha": {"schedule": "power", "kappa": 0.9, "every": "round"}}) == (
+        "alpha = 0.9/(1 + round)^0.333"
+    )
+
+
+def test_with_nothing_run_the_page_says_so():
+    empty = Findings(Plan(Protocol.read(REPOSITORY / "experiments" / "paper"), Ledger()))
+    page = document.render(empty, DOCS, [])
+    assert "not run yet" in page
+    assert not re.search(r"\d\.\d{4} ±", page)
+    assert figures.available(empty) == []
+
+
+def test_every_committed_record_belongs_to_the_protocol(findings):
+    """A setting that was changed after the runs would leave records that nothing refers to."""
+    ledger = findings.plan.ledger
+    relevant = driver.relevant(Plan(findings.protocol, Ledger(ledger.outcomes.values())))
+    assert set(relevant.outcomes) == set(ledger.outcomes)
+
+
+def test_commands(monkeypatch, tmp_path):
+    monkeypatch.chdir(REPOSITORY)
+    none = ["--runs", str(tmp_path)]
+    shown = CliRunner().invoke(app, ["paper", "show", "protocol", *none])
+    assert shown.exit_code == 0
+    assert "Every method tries the" in shown.stdout
+    stages = CliRunner().invoke(app, ["paper", "status", *none])
+    assert "sensitivity" in stages.stdout
+    wrong = CliRunner().invoke(app, ["paper", "show", "table-3", *none])
+    assert isinstance(wrong.exception, ConfigError)
+    wrong = CliRunner().invoke(app, ["paper", "figure", "figure-9", *none])
+    assert isinstance(wrong.exception, ConfigError)
+    results = ["--results", str(tmp_path / "none"), "-o", str(tmp_path)]
+    empty = CliRunner().invoke(app, ["paper", "figure", "figure-1", *none, *results])
+    assert empty.stdout == "figure-1: not run yet\n"

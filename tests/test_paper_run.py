@@ -1,0 +1,248 @@
+"""The driver and the plan on a tiny job: what is run, what is chosen, that nothing runs twice."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from functools import partial
+from pathlib import Path
+
+import pytest
+from small import experiment, write_data
+
+from fafed.errors import ConfigError, FafedError
+from fafed.experiment import Experiment
+from fafed.paper import document, driver, figures
+from fafed.paper.findings import Findings
+from fafed.paper.ledger import Job, Ledger, Missing, Outcome
+from fafed.paper.plan import Plan, crossed, missing, points, score, subset
+from fafed.paper.protocol import Protocol
+from fafed.preparation import prepare
+from fafed.rundir import RunDir, execute
+from fafed.tuning import GRIDS
+
+REPOSITORY = Path(__file__).parent.parent
+GRID = {
+    "fedavg": {"eta": [0.001, 0.02, 0.2]},
+    "fafed": {"eta": [0.001, 0.02, 0.05], "alpha": [0.1, 0.9], "beta": [0.9], "rho": [0.1]},
+}
+LEVELS = ("tiny-low",)
+RUNGS = [
+    {"share": 0.1, "keep": 4, "tail": 1},
+    {"share": 0.5, "keep": 2, "tail": 2},
+    {"share": 1.0, "keep": 1, "tail": 3},
+]
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """The real protocol with a tiny experiment in place of each, and short grids."""
+    write_data(tmp_path / "data")
+    content = tomllib.loads((REPOSITORY / "experiments/paper/protocol.toml").read_text("utf-8"))
+    base = experiment(tmp_path / "data", search=GRID, eval_every=1, checkpoint_every=100)
+    names = [*LEVELS, "other", "text"]
+    content |= {
+        "methods": ["fedavg", "fafed"],
+        "tail": 2,
+        "seeds": [1, 2],
+        "fewest_rounds": 1,
+        "on_request": ["text"],
+        "table2": {name: {"fedavg": 0.6, "fafed": 0.7} for name in LEVELS},
+        "fair": {"trials": 20, "rungs": RUNGS},
+        "budget": {"algorithm": "fedavg", "rounds": 12},
+        "curves": content["curves"] | {"experiments": ["other"], "rounds": 4, "trials": 2},
+        "language": {"text": {"methods": ["fafed"], "seed": 1, "control": {"eta": 0.1}}},
+        "experiments": {name: Experiment.of(base | {"name": name}) for name in names},
+    }
+    content["tuned"] |= {"trials": 5, "eta_times": [1.0, 2.0]}
+    content["sensitivity"] |= {
+        "experiment": "tiny-low",
+        "values": {"algorithm.alpha": [0.5, 1.0], "local_steps": [1, 2]},
+    }
+    content["deviations"] = [
+        {
+            "about": "larger batches",
+            "experiment": "tiny-low",
+            "methods": ["fafed"],
+            "changes": {"batch_size": 10},
+            "settings": {"beta": 0.5},
+        }
+    ]
+    return Protocol.model_validate(content)
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """Runs are made in this process; the list says which."""
+    made = []
+
+    def in_this_process(experiments, root, jobs, on_tick=None, *, threads=None):
+        places = [RunDir.of(e, root) for e in experiments]
+        for e, place in zip(experiments, places, strict=True):
+            if not place.finished():
+                made.append(place)
+                execute(e, place, prepare=partial(prepare, workers=1))
+            on_tick([place])
+        return places
+
+    monkeypatch.setattr(driver, "run_all", in_this_process)
+    monkeypatch.setattr(driver, "PAUSE", -1.0)
+    monkeypatch.setattr("fafed.rundir._git_revision", lambda: None)  # it takes longer than a run
+    return made
+
+
+def test_everything_once(tiny, ran, tmp_path):
+    root, results = tmp_path / "runs", tmp_path / "results"
+    said = []
+    driver.run(tiny, root, results, say=said.append)
+    assert said[-1] == "long-seeds: done"
+    assert not any(line.startswith("text") for line in said)
+    count = len(ran)
+    assert len({place.path for place in ran}) == count
+    assert not any(place.checkpoints.exists() for place in ran)
+    driver.run(tiny, root, results)
+    assert len(ran) == count
+    assert not list(results.glob("*"))  # they are taken over with the documents
+
+    plan = Plan(tiny, driver.everything(root, results))
+    rounds = plan.budget("tiny-low")
+    assert rounds.reached
+    assert rounds.count < 12
+    race = plan.fair("tiny-low", "fafed")
+    assert [len(rung) for rung in race.rungs] == [6, 4, 2]
+    coarse, middle, fine = race.rungs
+    assert all(o.job.changes["data.validation"] == 0.1 for rung in race.rungs for o in rung)
+    best = sorted((score(o, 1) for o in coarse), reverse=True)[:4]
+    kept = [o.job.settings for o in middle]
+    assert [score(o, 1) for o in coarse if o.job.settings in kept] == best
+    assert score(race.winner, 3) == max(score(o, 3) for o in fine)
+    assert {o.job.rounds for o in fine} == {rounds.count}
+    final = plan.final("tiny-low", "fafed", 2)
+    assert final.job.settings == race.winner.job.settings
+    assert (final.job.seed, final.job.rounds, final.job.changes) == (2, rounds.count, {})
+    assert plan.long("tiny-low", "fafed", 1).job.rounds == 3 * rounds.count
+    assert [len(rung) for rung in plan.tuned("tiny-low").rungs] == [5, 5, 3]
+    changed = plan.deviation(tiny.deviations[0], "fafed").job
+    assert changed.build(tiny).batch_size == 10
+    assert changed.settings["beta"] == 0.5
+    alpha = plan.sensitivity("algorithm.alpha", 0.5).job.build(tiny)
+    assert alpha.algorithm.options["alpha"] == 0.5
+    assert plan.sensitivity("local_steps", 2).job.build(tiny).local_steps == 2
+
+    plan.ledger.add(outcome([0.1], {"eta": 9.0}))  # of an earlier protocol
+    assert len(driver.relevant(plan).outcomes) == len(plan.ledger.outcomes) - 1
+    findings = Findings(plan)
+    page = document.render(findings, tmp_path, ["table-2"])
+    part = page[page.index("## Table 2") : page.index("## Figures 2")]
+    assert "not run yet" not in part.replace("(not run yet)", "")
+    assert findings.complete("tiny-low")
+    assert findings.at_equal_cost("tiny-low", "gradients")["fedavg"] == findings.end(
+        findings.finals("tiny-low", "fedavg")
+    )
+    costs = findings.costs("tiny-low", "fafed")
+    assert costs["gradients"] > 2
+    assert costs["bytes"] > 2.5
+    drawable = {"table-2", "costs", "long", "sensitivity"}
+    assert set(figures.available(findings)) == drawable
+    assert figures.write(findings, tmp_path / "figures", ["costs", "figure-1"]) == ["costs"]
+    assert "FAFED" in (tmp_path / "figures" / "costs.svg").read_text("utf-8")
+
+
+def test_a_stage_alone_and_a_restart(tiny, ran, tmp_path, monkeypatch):
+    root, results = tmp_path / "runs", tmp_path / "results"
+    driver.run(tiny, root, results, only=["budget"], say=lambda line: None)
+    assert {place.experiment().algorithm.name for place in ran} == {"fedavg"}
+    with pytest.raises(ConfigError, match="'budgets'; did you mean 'budget'"):
+        driver.run(tiny, root, results, only=["budgets"])
+
+    def killed(*arguments, **options):
+        raise KeyboardInterrupt
+
+    count = len(ran)
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "run_all", killed)
+        with pytest.raises(KeyboardInterrupt):
+            driver.run(tiny, root, results, say=lambda line: None)
+    driver.run(tiny, root, results, only=["text"], say=lambda line: None)
+    assert len(ran) == count + 2
+    assert set(Findings(Plan(tiny, driver.everything(root, results))).language("text")) == {
+        "FAFED",
+        "STEM, step eta/rho",
+    }
+
+
+def test_a_stage_whose_data_are_not_here_is_left_out(tmp_path, ran, monkeypatch):
+    monkeypatch.setenv("FAFED_DATA", str(tmp_path / "empty"))
+    protocol = Protocol.read(REPOSITORY / "experiments" / "paper")
+    said = []
+    driver.run(protocol, tmp_path / "runs", tmp_path, only=["mnist-low"], say=said.append)
+    assert said == ["mnist-low: left out, mnist is not here: fafed data get mnist"]
+    assert not ran
+
+
+def outcome(accuracies, settings=None, **more):
+    job = Job("tiny-low", "fedavg", settings or {"eta": 0.1}, 0, len(accuracies))
+    columns = {
+        "round": list(range(1, len(accuracies) + 1)),
+        "validation_accuracy": accuracies,
+        "test_accuracy": accuracies,
+    }
+    return Outcome(job, columns, **more)
+
+
+def test_slower_step_sizes_are_not_run_beyond_the_fastest(tiny):
+    (job,) = missing([lambda: Plan(tiny, Ledger()).budget("tiny-low")])
+    assert (job.settings, job.rounds) == ({"eta": 0.2}, 12)
+    fast = Outcome(job, outcome([0.5, 0.6, 0.7, 0.5, 0.7]).columns)
+    (job,) = missing([lambda: Plan(tiny, Ledger([fast])).budget("tiny-low")])
+    assert (job.settings, job.rounds) == ({"eta": 0.02}, 3)
+    assert Plan(tiny, Ledger()).rounds("other") == 4
+
+
+def test_a_budget_that_is_never_reached(tiny):
+    ledger = Ledger()
+    for eta in (0.2, 0.02, 0.001):
+        ledger.add(Outcome(Job("tiny-low", "fedavg", {"eta": eta}, 0, 12), outcome([0.1]).columns))
+    found = Plan(tiny, ledger).budget("tiny-low")
+    assert (found.count, found.reached) == (12, False)
+
+
+def test_the_end_of_a_run():
+    run = outcome([0.1, None, 0.5, 0.7])
+    assert run.end("test_accuracy", 2) == pytest.approx(0.6)
+    assert run.series("test_accuracy") == [(1, 0.1), (3, 0.5), (4, 0.7)]
+    assert crossed(run, "test_accuracy", 2, 0.3) == 3
+    assert crossed(run, "test_accuracy", 2, 0.61) is None
+    assert math.isnan(run.end("train_loss", 1))
+    assert score(outcome([0.9], failure="round 3: NaN"), 1) == -math.inf
+
+
+def test_subsets_are_the_same_every_time_and_cover_the_step_sizes():
+    grid = points(GRIDS["fedadam"])
+    some = subset(grid, 20)
+    assert len(some) == 20
+    assert some == subset(grid, 20)
+    assert len({(point["eta"], point["eta_g"]) for point in some}) == 15
+    assert subset(grid, 60) == grid
+
+
+def test_the_ledger_on_disk(tmp_path):
+    run = outcome([0.5, 0.6], {"eta": {"schedule": "power", "kappa": 1.0}}, seconds=3.5)
+    Ledger([run]).write(tmp_path)
+    again = Ledger.read(tmp_path)
+    assert list(again.outcomes.values()) == [run]
+    with pytest.raises(Missing, match="1 runs are missing"):
+        again.need([run.job, outcome([0.5]).job])
+    (tmp_path / "tiny-low.jsonl").write_text('{"experiment": "x"}\n', "utf-8")
+    with pytest.raises(FafedError, match="line 1 is not a record of a run"):
+        Ledger.read(tmp_path)
+
+
+def test_the_folder_is_checked(tmp_path, tiny):
+    with pytest.raises(ConfigError, match=r"protocol\.toml cannot be read"):
+        Protocol.read(tmp_path)
+    (tmp_path / "protocol.toml").write_text("methods = 3", "utf-8")
+    with pytest.raises(ConfigError, match="methods"):
+        Protocol.read(tmp_path)
+    with pytest.raises(ConfigError, match=r"there is no nothing\.toml"):
+        tiny.experiment("nothing")
