@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -29,13 +32,33 @@ CORES = os.cpu_count() or 1
 
 
 @contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Ctrl-C ends a command with exit code 130; every finished round is on disk by then."""
+def interruptible() -> Iterator[Callable[[], None]]:
+    """Ctrl-C ends a command with exit code 130; every finished round is on disk by then.
+
+    What it yields stops the command if Ctrl-C was pressed: Python drops an interrupt that arrives
+    while an object is being cleaned up, so a loop had better ask, too.
+    """
+    pressed = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed = True
+        raise KeyboardInterrupt
+
+    def ask() -> None:
+        if pressed:
+            raise KeyboardInterrupt
+
+    main = threading.current_thread() is threading.main_thread()  # others get no signals
+    before = signal.signal(signal.SIGINT, note) if main else None
     try:
-        yield
+        yield ask
     except KeyboardInterrupt:
         typer.echo("interrupted: what was finished is saved; the same command goes on", err=True)
         raise typer.Exit(130) from None
+    finally:
+        if main:
+            signal.signal(signal.SIGINT, before)
 
 
 def print_json(value: Any) -> None:

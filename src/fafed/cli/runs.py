@@ -120,9 +120,10 @@ def _run(
     else:
         label = place.path.name
         tracker = open_tracker(track, label, experiment.to_dict()) if track else None
-        with interruptible(), Display(quiet=as_json) as display:
+        with interruptible() as ask, Display(quiet=as_json) as display:
 
             def show(record: Record) -> None:
+                ask()
                 display.update(label, experiment.rounds, record)
                 if tracker:
                     tracker.record(record)
