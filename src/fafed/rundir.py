@@ -75,7 +75,12 @@ class RunDir:
         return int(json.loads(lines[-1])["round"]) if lines else 0
 
     def finished(self) -> bool:
-        return self.exists and self.round() >= self.experiment().rounds
+        """The last record is there, and its checkpoint (unless all were thrown away): a run may
+        be killed between the two."""
+        if not self.exists or self.round() < (rounds := self.experiment().rounds):
+            return False
+        kept = sorted(self.checkpoints.glob("round-*.safetensors"))
+        return not kept or int(kept[-1].stem.removeprefix("round-")) >= rounds
 
     def failure(self) -> str | None:
         """Why the run cannot go on, if it diverged."""
