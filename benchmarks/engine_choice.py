@@ -53,7 +53,7 @@ def operations(run):
     source, objective = run.engine.source, run.engine.objective
     (batch,) = ClientBatches(source.gather, source.draw(("round",), 0, 0, 1))
     with FlopCounterMode(display=False) as counter:
-        objective.evaluate(objective.x0, batch, objective.start(), functional=False)
+        objective.evaluate(objective.x0, batch, objective.start(), engine="loop")
     return counter.get_total_flops()
 
 

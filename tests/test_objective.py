@@ -38,11 +38,11 @@ def model(module, example, **options):
     return found
 
 
-@pytest.mark.parametrize("functional", [False, True])
-def test_gradient_is_autograds(functional):
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_gradient_is_autograds(engine):
     module, example = net(), batch()
     objective = model(module, example)
-    found = objective.evaluate(objective.x0, example, objective.start(), functional=functional)
+    found = objective.evaluate(objective.x0, example, objective.start(), engine=engine)
     loss = F.cross_entropy(module(example.data[0]), example.data[1])
     loss.backward()
     expected = torch.cat([p.grad.reshape(-1) for p in module.parameters()])
@@ -66,24 +66,24 @@ def test_the_module_passed_in_is_not_changed():
 def test_clip_bounds_the_norm_and_leaves_small_gradients_alone():
     example = batch()
     plain = model(net(), example)
-    g = plain.evaluate(plain.x0, example, plain.start(), functional=False).gradient
+    g = plain.evaluate(plain.x0, example, plain.start(), engine="loop").gradient
     norm = float(g.norm())
     for clip, factor in [(norm / 2, 0.5), (norm * 2, 1.0)]:
         objective = model(net(), example, clip=clip)
-        found = objective.evaluate(plain.x0, example, plain.start(), functional=False).gradient
+        found = objective.evaluate(plain.x0, example, plain.start(), engine="loop").gradient
         torch.testing.assert_close(found, g * factor, rtol=1e-14, atol=0)
 
 
 def test_weight_decay_is_added_before_clipping():
     example = batch()
     plain = model(net(), example)
-    g = plain.evaluate(plain.x0, example, plain.start(), functional=False).gradient
+    g = plain.evaluate(plain.x0, example, plain.start(), engine="loop").gradient
     expected = g + 0.3 * plain.x0
     decayed = model(net(), example, weight_decay=0.3)
-    found = decayed.evaluate(plain.x0, example, plain.start(), functional=False).gradient
+    found = decayed.evaluate(plain.x0, example, plain.start(), engine="loop").gradient
     torch.testing.assert_close(found, expected)
     both = model(net(), example, weight_decay=0.3, clip=0.1)
-    found = both.evaluate(plain.x0, example, plain.start(), functional=False).gradient
+    found = both.evaluate(plain.x0, example, plain.start(), engine="loop").gradient
     torch.testing.assert_close(found, 0.1 * expected / expected.norm())
 
 
@@ -146,8 +146,8 @@ def test_difference_vanishes_as_the_points_meet(kind):
     direction = torch.randn_like(x)
 
     def difference(gap, other=example):
-        a = objective.evaluate(x, example, start, functional=False).gradient
-        b = objective.evaluate(x + gap * direction, other, start, functional=False).gradient
+        a = objective.evaluate(x, example, start, engine="loop").gradient
+        b = objective.evaluate(x + gap * direction, other, start, engine="loop").gradient
         return float((a - b).norm())
 
     gaps = [1e-2, 1e-4, 1e-6]
@@ -235,7 +235,7 @@ def test_batch_norm_statistics(engine):
 
     def grad(x, data):
         example = Batch(data, torch.tensor(0), torch.tensor(True))
-        return objective.evaluate(x, example, objective.start(), functional=False).gradient
+        return objective.evaluate(x, example, objective.start(), engine="loop").gradient
 
     m0 = sum(grad(x0, s) for s in shards) / 3
     A = (sum(grad(x0, s) ** 2 for s in shards) / 3).sqrt() + 0.01
@@ -286,7 +286,7 @@ def test_hidden_state_is_carried_from_the_current_point_and_shared_by_both_gradi
     torch.manual_seed(0)
     first, second = batch(seed=1, fresh=True), batch(seed=2, fresh=False)
     objective = model(Cell().double(), first)
-    oracle = Oracle(objective, Memory(), functional=False)
+    oracle = Oracle(objective, Memory(), engine="loop")
     x, y = objective.x0, objective.x0 + 0.1
     oracle(x, first)
     (h,) = oracle.after.hidden
@@ -305,9 +305,9 @@ def test_fresh_batches_start_from_the_initial_state():
     torch.manual_seed(0)
     first, second = batch(seed=1), batch(seed=2)
     objective = model(Cell().double(), first)
-    carried = objective.evaluate(objective.x0, first, Memory(), functional=False).memory
-    a = objective.evaluate(objective.x0, second, carried, functional=False).gradient
-    b = objective.evaluate(objective.x0, second, Memory(), functional=False).gradient
+    carried = objective.evaluate(objective.x0, first, Memory(), engine="loop").memory
+    a = objective.evaluate(objective.x0, second, carried, engine="loop").gradient
+    b = objective.evaluate(objective.x0, second, Memory(), engine="loop").gradient
     assert torch.equal(a, b)
 
 
@@ -415,7 +415,7 @@ def test_channels_last_only_where_the_model_can_take_it():
         objective.probe(example)
     assert (viewing.channels_last, flattening.channels_last) == (False, True)
     found = [
-        objective.evaluate(flattening.x0, example, Memory(), functional=False).gradient
+        objective.evaluate(flattening.x0, example, Memory(), engine="loop").gradient
         for objective in (viewing, flattening)
     ]
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)

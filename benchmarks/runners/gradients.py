@@ -59,12 +59,12 @@ def ours(folder: Path) -> Work:
         def one(i: int) -> object:
             data, keys, fresh = batches[i % DIFFERENT]
             batch = Batch(tuple(part[0] for part in data), keys[0], fresh[0])
-            return objective.evaluate(objective.x0, batch, memory, functional=False)
+            return objective.evaluate(objective.x0, batch, memory, engine="loop")
 
         return Work(one, 1)
 
     def client(x, data, key, fresh):  # type: ignore[no-untyped-def]
-        return objective.evaluate(x, Batch(data, key, fresh), memory, functional=True).gradient
+        return objective.evaluate(x, Batch(data, key, fresh), memory, engine="vmap").gradient
 
     def group(i: int) -> object:
         data, keys, fresh = batches[i % DIFFERENT]

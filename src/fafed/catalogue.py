@@ -157,10 +157,10 @@ class _Slopes(Function):
         self.first = slopes[0]
         self.seen: list[Tensor] = []
 
-    def evaluate(self, x: Tensor, batch: Batch, memory: Memory, *, functional: bool) -> Evaluation:
+    def evaluate(self, x: Tensor, batch: Batch, memory: Memory, *, engine: str) -> Evaluation:
         if torch.equal(batch.data[0][0], self.first):
             self.seen.append(x.detach())
-        return super().evaluate(x, batch, memory, functional=functional)
+        return super().evaluate(x, batch, memory, engine=engine)
 
 
 def _adapts(algorithm: Algorithm, d: int = 3) -> str:

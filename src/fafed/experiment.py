@@ -74,7 +74,7 @@ class Experiment(Part):
     batch_size: int | FULL = 50
     opening_batch_size: int | FULL | None = None  # of the first estimate; local_steps * batch_size
     seed: int = Field(default=0, ge=0)
-    engine: Literal["auto", "loop", "vmap"] = "auto"
+    engine: Literal["auto", "loop", "vmap", "native"] = "auto"
     threads: int = Field(default=1, ge=1)  # fixed, because it can change the last digits
     device: str = "cpu"
     eval_every: int = Field(default=1, ge=1)

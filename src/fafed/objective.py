@@ -18,9 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fafed import kernels, randomness, tree
+from fafed import randomness, tree
 from fafed.algorithm import Batch
 from fafed.errors import ConfigError, DataError
+from fafed.native import build
+from fafed.native.network import Network, recognised
 
 _GENERATOR = threading.Lock()
 
@@ -55,8 +57,9 @@ class Objective(Protocol):
     def hidden_like(self) -> Any:
         """Something of the shape of a carried recurrent state."""
 
-    def evaluate(self, x: Tensor, batch: Batch, memory: Memory, *, functional: bool) -> Evaluation:
-        """Gradient and loss at x. `functional`: with torch.func, which vmap can see through."""
+    def evaluate(self, x: Tensor, batch: Batch, memory: Memory, *, engine: str) -> Evaluation:
+        """Gradient and loss at x, in the way of an engine: by torch's graphs for `loop`, by
+        torch.func, which vmap can see through, for `vmap`, in C for `native`."""
 
 
 class _Differentiable(ABC):
@@ -73,8 +76,8 @@ class _Differentiable(ABC):
     @abstractmethod
     def _loss(self, x: Tensor, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]: ...
 
-    def evaluate(self, x: Tensor, batch: Batch, memory: Memory, *, functional: bool) -> Evaluation:
-        if functional:
+    def evaluate(self, x: Tensor, batch: Batch, memory: Memory, *, engine: str) -> Evaluation:
+        if engine != "loop":
             of_x = torch.func.grad_and_value(self._loss, has_aux=True)
             g, (loss, memory) = of_x(x, batch, memory)
         else:
@@ -167,11 +170,11 @@ class Model(_Differentiable):
         self.recurrent = hasattr(self.module, "initial_state")
         self.stochastic = self.generator = False  # until `probe` has looked
         self.channels_last = False  # likewise
-        self.network: kernels.Network | None = None  # likewise
+        self.network: Network | None = None  # likewise
 
-    def evaluate(self, x: Tensor, batch: Batch, memory: Memory, *, functional: bool) -> Evaluation:
-        if not functional or self.network is None:
-            return super().evaluate(x, batch, memory, functional=functional)
+    def evaluate(self, x: Tensor, batch: Batch, memory: Memory, *, engine: str) -> Evaluation:
+        if engine != "native" or self.network is None:
+            return super().evaluate(x, batch, memory, engine=engine)
         g, loss = self.network.gradient(x, *batch.data)
         return Evaluation(self._changed(g, x), loss, memory)
 
@@ -185,7 +188,7 @@ class Model(_Differentiable):
     def probe(self, batch: Batch) -> None:
         """Try one batch, so that what cannot work is refused before the first round, and see
         whether the model draws random numbers (then every evaluation is seeded by its batch), and
-        whether it is one of the small networks that `kernels` can do."""
+        whether it is one of the small networks that `native` knows."""
         *inputs, targets = batch.data
         shapes = ", ".join(str(tuple(part.shape)) for part in inputs)
         with torch.no_grad(), _forked(self.device):
@@ -215,9 +218,9 @@ class Model(_Differentiable):
                 "use reduction='mean', or take .mean()"
             )
         self.channels_last = self._likes_channels_last(batch)
-        network = kernels.compiled(self.module, self.loss)
-        if network is not None and len(inputs) == 1 and network.takes(*batch.data):
-            self.network = network
+        known = recognised(self.module, self.loss)
+        if known is not None and len(inputs) == 1 and known.takes(*batch.data):
+            self.network = known
 
     def _likes_channels_last(self, batch: Batch) -> bool:
         if self.device.type != "cpu" or self.recurrent or batch.data[0].ndim != 4:
@@ -253,15 +256,16 @@ class Model(_Differentiable):
         totals = dict.fromkeys(["loss", *metrics], 0.0)
         count = 0
         memory = Memory(buffers)
+        fast = self.network if self.network and build.available(self.network.dtype) else None
         self.module.eval()
         try:
             with torch.no_grad():
                 for batch in batches:
                     targets = batch.data[-1]
-                    if self.network is None:
+                    if fast is None:
                         outputs, memory = self._outputs(x, batch, memory)
                     else:
-                        outputs = self.network.outputs(x, batch.data[0])
+                        outputs = fast.outputs(x, batch.data[0])
                     n = targets.numel() if self.recurrent else len(targets)
                     totals["loss"] += float(self.loss(outputs, targets)) * n
                     for name, metric in metrics.items():

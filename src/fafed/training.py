@@ -39,7 +39,7 @@ class Result:
     model: nn.Module  # the trained module, in eval mode; the one passed in is not changed
     x: Tensor  # its flat vector
     history: History
-    engine: str  # "loop" or "vmap"
+    engine: str  # "loop", "vmap" or "native"
 
 
 def train(
@@ -72,7 +72,7 @@ def train(
     clients: for each client a Dataset or a tuple of tensors (inputs, targets).
     batch_size: examples per local step, or "full" for the client's whole data, in order.
     output: "last", "random_round" (what theorems speak of), or "best_val" (lowest validation loss).
-    engine: "loop", "vmap", or "auto"; the results agree up to rounding.
+    engine: "loop", "vmap", "native" (in C), or "auto"; the results agree up to rounding.
     weights: "uniform", "examples" (by the amount of data), or a number per client.
     participation, failure: see `fafed.cohort.Cohort`.
     opening_batch_size: the batch of the first estimate (FAFED, STEM); local_steps * batch_size.

@@ -21,6 +21,7 @@ from torch.utils.data import Dataset, IterableDataset
 from fafed import randomness, tree
 from fafed.algorithm import Batch, Draw
 from fafed.errors import ConfigError, DataError
+from fafed.stacking import for_all_clients
 
 BatchSize = int | Literal["full"]
 Indices = NDArray[np.int64]
@@ -149,7 +150,7 @@ class Examples:
         return self
 
     def gather(self, rows: Tensor) -> Any:
-        return tree.map(lambda leaf: _Rows.apply(leaf, rows), self.pool)  # type: ignore[no-untyped-call]
+        return tree.map(lambda leaf: _rows(leaf, rows), self.pool)
 
     def stackable(self, kinds: Sequence[Draw]) -> bool:
         sizes = {"round": self.batch_size, "anchor": self.anchor_size, "full": "full"}
@@ -222,21 +223,13 @@ class Examples:
             return self._orders[n, epoch]
 
 
-class _Rows(torch.autograd.Function):
+def _rows(pool: Tensor, rows: Tensor) -> Tensor:
     """pool[rows]: whole rows are copied, also under vmap, whose own rule copies single numbers."""
 
-    @staticmethod
-    def forward(pool: Tensor, rows: Tensor) -> Tensor:
-        return pool.index_select(0, rows.reshape(-1)).view(*rows.shape, *pool.shape[1:])
+    def of_all(rows: Tensor) -> tuple[Tensor]:
+        return (pool.index_select(0, rows.reshape(-1)).view(*rows.shape, *pool.shape[1:]),)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, pool: Tensor, rows: Tensor) -> tuple[Tensor, int]:
-        assert in_dims[0] is None  # the pool is everybody's
-        return _Rows.forward(pool, rows.movedim(in_dims[1], 0)), 0
+    return for_all_clients(of_all, rows)[0]
 
 
 def _checked_size(name: str, size: Any) -> BatchSize:

@@ -39,9 +39,9 @@ class Oracle:
     same memory and leaves it as it was.
     """
 
-    def __init__(self, objective: Objective, memory: Memory, *, functional: bool) -> None:
+    def __init__(self, objective: Objective, memory: Memory, *, engine: str) -> None:
         self.objective = objective
-        self.functional = functional
+        self.engine = engine
         self.before = self.after = memory
         self.data: Any = None
         self.losses: list[Tensor] = []
@@ -54,7 +54,7 @@ class Oracle:
         if current:
             self.data, self.before = batch.data, self.after
         start = self.before if batch.step else self.before._replace(hidden=())
-        found = self.objective.evaluate(x, batch, start, functional=self.functional)
+        found = self.objective.evaluate(x, batch, start, engine=self.engine)
         if current:
             hidden = found.memory.hidden if batch.step else self.before.hidden
             self.after = Memory(found.memory.buffers, hidden)
@@ -76,10 +76,10 @@ def visit(
     state: ClientState,
     batches: Batches,
     *,
-    functional: bool = False,
+    engine: str = "loop",
 ) -> Visit:
-    """Let one client do its part. Under vmap (`functional`), several at once."""
-    oracle = Oracle(objective, Memory(buffers, state.hidden), functional=functional)
+    """Let one client do its part; under vmap, several at once."""
+    oracle = Oracle(objective, Memory(buffers, state.hidden), engine=engine)
     local, message = exchange.client(oracle, down, state.local, batches)
     return Visit(
         ClientState(local, oracle.after.hidden),

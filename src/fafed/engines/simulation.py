@@ -1,8 +1,9 @@
 """All clients in this process, one after another or side by side.
 
-The same algorithm code runs in both: `loop` calls it once per client, `vmap` once for a group of
-clients under `torch.func.vmap`. Results agree up to rounding. `auto` takes vmap where the model
-allows it and a single gradient is so small that torch's own overhead dominates.
+The same algorithm code runs in all: `loop` calls it once per client, `vmap` once for a group of
+clients under `torch.func.vmap`, and `native` is vmap with the gradients of small networks in C.
+Results agree up to rounding. `auto` takes native where it can, then vmap where the model allows it
+and a single gradient is so small that torch's own overhead dominates, else the loop.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from fafed.engines.client import ClientState, check, visit
 from fafed.engines.contract import Reply
 from fafed.engines.crew import Crew
 from fafed.errors import ConfigError
+from fafed.native.build import NoCompiler, library
 from fafed.objective import Memory, Objective
 
-ENGINES = ("auto", "loop", "vmap")
+ENGINES = ("auto", "loop", "vmap", "native")
 SMALL_GRADIENT = 3e7  # floating-point operations; measured by benchmarks/engine_choice.py
 GROUPS = 2  # vmap: at least so many, for as many workers
 GROUP_BYTES = 2**24  # vmap: parameters of the clients in one group; larger ones leave the cache
@@ -112,7 +114,7 @@ class Simulation:
     ) -> Sums:
         """Let these clients do their part, and add up what they send, in their order."""
         down = exchange.send(shared)
-        work = self._group if self.engine == "vmap" else self._single
+        work = self._single if self.engine == "loop" else self._group
         sums = Sums(tree.Mean(), tree.nbytes((down, buffers)))
         jobs = [
             partial(work, exchange, down, buffers, group, step) for group in self._groups(clients)
@@ -201,7 +203,9 @@ class Simulation:
 
         def one(state: ClientState, draws: Draws, buffers: Any) -> Any:
             batches = ClientBatches(self.source.gather, draws)
-            found = visit(self.objective, exchange, down, buffers, state, batches, functional=True)
+            found = visit(
+                self.objective, exchange, down, buffers, state, batches, engine=self.engine
+            )
             count.append((found.evaluations, found.samples))
             return found.state, found.message, found.buffers, found.loss
 
@@ -277,8 +281,13 @@ class Simulation:
         kinds = {kind for e in self._exchanges() for kind in e.draw}
         if not self.source.stackable(sorted(kinds)):
             return self._fall_back(engine, "the clients' batches differ in size")
-        known = getattr(self.objective, "network", None) is not None
-        if engine == "auto" and (self.population == 1 or not (known or self._small())):
+        if engine != "vmap":
+            why = self._no_native()
+            if why is None:
+                return "native"
+            if engine == "native":
+                return self._fall_back(engine, why)
+        if engine == "auto" and (self.population == 1 or not self._small()):
             return "loop"
         try:
             self._try_vmap()
@@ -287,9 +296,20 @@ class Simulation:
         return "vmap"
 
     def _fall_back(self, engine: str, why: str, cause: Exception | None = None) -> str:
-        if engine == "vmap":
-            raise ConfigError(f"engine='vmap' cannot run this: {why}; use engine='loop'") from cause
+        if engine != "auto":
+            raise ConfigError(f"engine={engine!r} cannot run this: {why}; use 'loop'") from cause
         return "loop"
+
+    def _no_native(self) -> str | None:
+        """Why the gradients cannot be computed in C, or None if they can."""
+        network = getattr(self.objective, "network", None)
+        if network is None:
+            return "the model is not one of the plain small networks that are written in C"
+        try:
+            library(network.dtype)
+        except NoCompiler as cause:
+            return str(cause)
+        return None
 
     def _exchanges(self) -> tuple[Exchange, ...]:
         return (*self.algorithm.opening(), *self.algorithm.exchanges())
@@ -306,9 +326,7 @@ class Simulation:
         (batch,) = ClientBatches(self.source.gather, draws)
         counter = FlopCounterMode(display=False)
         with counter:
-            self.objective.evaluate(
-                self.objective.x0, batch, self.objective.start(), functional=False
-            )
+            self.objective.evaluate(self.objective.x0, batch, self.objective.start(), engine="loop")
         return counter.get_total_flops() <= SMALL_GRADIENT
 
     def _try_vmap(self) -> None:
@@ -322,7 +340,7 @@ class Simulation:
         def one(draws: Draws, memory: Memory) -> Tensor:
             (batch,) = ClientBatches(self.source.gather, draws)
             x = self.objective.x0
-            return self.objective.evaluate(x, batch, memory, functional=True).gradient
+            return self.objective.evaluate(x, batch, memory, engine="vmap").gradient
 
         torch.func.vmap(one)(draws, memory)
 

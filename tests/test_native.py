@@ -11,8 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fafed import kernels
 from fafed.models import MLP, CifarCNN, FashionCNN, MnistCNN, SoftmaxRegression
+from fafed.native import network as native
+from fafed.native.build import available
+from fafed.native.network import recognised
+
+pytestmark = pytest.mark.skipif(not available(torch.float32), reason="needs a C compiler")
 
 SHAPES = {
     FashionCNN: (1, 28, 28),
@@ -40,21 +44,19 @@ def by_autograd(module: nn.Module, x: Tensor, inputs: Tensor, targets: Tensor) -
 def compare(module: nn.Module, inputs: Tensor, targets: Tensor) -> None:
     """For several clients at once, each with its own vector and batch."""
     module = module.double()
-    network = kernels.compiled(module, F.cross_entropy)
-    assert network is not None
-    assert network.takes(inputs[0], targets[0])
+    known = recognised(module, F.cross_entropy)
+    assert known is not None
+    assert known.takes(inputs[0], targets[0])
     torch.manual_seed(0)
     x0 = flat(module)
     x = x0 + 0.1 * torch.randn(len(inputs), len(x0), dtype=x0.dtype)
-    g, loss = torch.func.vmap(network.gradient)(x, inputs, targets)
+    g, loss = torch.func.vmap(known.gradient)(x, inputs, targets)
     for i in range(len(inputs)):
         want, value, outputs = by_autograd(module, x[i], inputs[i], targets[i])
         torch.testing.assert_close(g[i], want, rtol=1e-11, atol=1e-13)
         torch.testing.assert_close(loss[i], value, rtol=1e-12, atol=0)
-        torch.testing.assert_close(
-            network.outputs(x[i], inputs[i]), outputs, rtol=1e-11, atol=1e-13
-        )
-        one, _ = network.gradient(x[i], inputs[i], targets[i])
+        torch.testing.assert_close(known.outputs(x[i], inputs[i]), outputs, rtol=1e-11, atol=1e-13)
+        one, _ = known.gradient(x[i], inputs[i], targets[i])
         torch.testing.assert_close(one, want, rtol=1e-11, atol=1e-13)
 
 
@@ -102,26 +104,68 @@ def test_any_plain_network(
 
 
 def test_a_batch_in_pieces(monkeypatch):
-    monkeypatch.setattr(kernels, "PIECE", 9 * 28 * 28 * 8)  # two examples of four clients
+    monkeypatch.setattr(native, "ROOM", 40_000)  # of two examples, or three
     compare(FashionCNN(), *batches(4, 5, (1, 28, 28)))
+
+
+def test_an_activation_at_the_end():
+    compare(nn.Sequential(nn.Linear(12, 7), nn.Tanh()), *batches(3, 6, (12,), 7))
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 3), (17, 16), (40, 65), (5, 130), (33, 7)])
+@pytest.mark.parametrize("b", [1, 7])
+def test_rows_shorter_and_longer_than_a_vector(sizes, b):
+    inputs, hidden = sizes
+    module = nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, 10))
+    compare(module, *batches(2, b, (inputs,)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tanh(dtype):
+    """Through a network that is nothing else."""
+    module = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Tanh(), nn.Linear(1, 2)).to(dtype)
+    known = recognised(module, F.cross_entropy)
+    x = torch.tensor([1, 1, 0, 0, 0], dtype=dtype)
+    z = torch.cat([torch.linspace(-25, 25, 20_001), torch.logspace(-30, 1, 1_000)]).to(dtype)[
+        :, None
+    ]
+    got, want = known.outputs(x, z)[:, 0], torch.tanh(z)[:, 0]
+    torch.testing.assert_close(got, want, rtol=4 * torch.finfo(dtype).eps, atol=0)
+
+
+@pytest.mark.parametrize("place", ["weights", "inputs"])
+def test_what_is_not_a_number_stays_so(place):
+    known = recognised(FashionCNN(), F.cross_entropy)
+    inputs, targets = batches(1, 2, (1, 28, 28))
+    x, images = flat(FashionCNN()), inputs[0].float()
+    (x if place == "weights" else images.view(2, -1)[1])[3] = torch.nan
+    g, loss = known.gradient(x, images, targets[0])
+    assert loss.isnan()
+    assert g.isnan().any()
+
+
+def test_a_target_that_is_no_class_is_refused():
+    known = recognised(nn.Sequential(nn.Linear(3, 2)), F.cross_entropy)
+    with pytest.raises(IndexError, match="target 2 is out of bounds"):
+        known.gradient(torch.zeros(8), torch.zeros(4, 3), torch.tensor([0, 1, 2, 0]))
 
 
 def test_ignored_targets_do_not_count():
     inputs, targets = batches(3, 6, (12,))
-    targets[0, :4] = kernels.IGNORED
-    targets[2, 5] = kernels.IGNORED
+    targets[0, :4] = -100
+    targets[2, 5] = -100
     compare(nn.Sequential(nn.Linear(12, 7), nn.Tanh(), nn.Linear(7, 10)), inputs, targets)
 
 
 def test_memory_is_not_shared_between_calls():
-    network = kernels.compiled(FashionCNN(), F.cross_entropy)
+    known = recognised(FashionCNN(), F.cross_entropy)
     x = flat(FashionCNN())
     inputs, targets = batches(2, 5, (1, 28, 28))
-    first, loss = network.gradient(x, inputs[0].float(), targets[0])
-    logits = network.outputs(x, inputs[0].float())
+    first, loss = known.gradient(x, inputs[0].float(), targets[0])
+    logits = known.outputs(x, inputs[0].float())
     kept = first.clone(), loss.clone(), logits.clone()
-    network.gradient(x + 1, inputs[1].float(), targets[1])
-    network.outputs(x + 1, inputs[1].float())
+    known.gradient(x + 1, inputs[1].float(), targets[1])
+    known.outputs(x + 1, inputs[1].float())
     assert all(map(torch.equal, (first, loss, logits), kept))
 
 
@@ -155,7 +199,9 @@ def hooked() -> nn.Module:
         nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.ReLU(), nn.Linear(3, 2)),
         nn.Sequential(nn.Flatten(), nn.Tanh(), nn.Linear(3, 2)),
         nn.Sequential(nn.Tanh(), nn.Linear(3, 2)),
-        nn.Sequential(nn.Linear(3, 2), nn.ReLU()),
+        nn.Sequential(
+            nn.Conv2d(1, 1, 3), nn.Tanh(), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(3, 2)
+        ),
         nn.Sequential(nn.Conv2d(1, 1, 3), nn.Flatten(), nn.Linear(3, 2)),
         nn.Sequential(nn.Conv2d(1, 1, 3), nn.MaxPool2d(2), nn.Linear(3, 2)),
         nn.Sequential(nn.Conv2d(1, 1, 3), nn.MaxPool2d(3), nn.Flatten(), nn.Linear(3, 2)),
@@ -166,15 +212,15 @@ def hooked() -> nn.Module:
     ids=lambda module: type(module).__name__,
 )
 def test_anything_else_is_left_to_torch(module):
-    assert kernels.compiled(module, F.cross_entropy) is None
+    assert recognised(module, F.cross_entropy) is None
 
 
 def test_another_loss_is_left_to_torch():
-    assert kernels.compiled(nn.Sequential(nn.Linear(3, 2)), F.mse_loss) is None
+    assert recognised(nn.Sequential(nn.Linear(3, 2)), F.mse_loss) is None
 
 
 def test_strange_batches_are_left_to_torch():
-    network = kernels.compiled(nn.Sequential(nn.Linear(3, 2)), F.cross_entropy)
-    assert network.takes(torch.zeros(5, 3), torch.zeros(5, dtype=torch.int64))
-    assert not network.takes(torch.zeros(5, 4, 3), torch.zeros(5, dtype=torch.int64))
-    assert not network.takes(torch.zeros(5, 3), torch.zeros(5, 2))  # probabilities
+    known = recognised(nn.Sequential(nn.Linear(3, 2)), F.cross_entropy)
+    assert known.takes(torch.zeros(5, 3), torch.zeros(5, dtype=torch.int64))
+    assert not known.takes(torch.zeros(5, 4, 3), torch.zeros(5, dtype=torch.int64))
+    assert not known.takes(torch.zeros(5, 3), torch.zeros(5, 2))  # probabilities

@@ -1,0 +1,92 @@
+"""network.c as a library for this machine: compiled once, then kept in the user's cache folder."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shlex
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+
+import platformdirs
+import torch
+
+SOURCE = Path(__file__).with_name("network.c")
+FLAGS = [
+    *("-std=gnu11", "-O2", "-ftree-vectorize", "-fno-math-errno", "-fno-trapping-math"),
+    *("-march=native", "-shared", "-fPIC"),
+]
+DOUBLE = {torch.float32: False, torch.float64: True}
+
+_lock = threading.Lock()
+_found: dict[tuple[str, torch.dtype], ctypes.CDLL | str] = {}
+
+
+class NoCompiler(Exception):
+    """Why there is no library here."""
+
+
+def library(dtype: torch.dtype) -> ctypes.CDLL:
+    """For numbers of this type; the first call on a machine takes a second or two."""
+    compiler = os.environ.get("CC") or "cc"
+    with _lock:
+        if (compiler, dtype) not in _found:
+            try:
+                _found[compiler, dtype] = _library(shlex.split(compiler), DOUBLE[dtype])
+            except (OSError, subprocess.SubprocessError) as cause:
+                _found[compiler, dtype] = _reason(compiler, cause)
+        found = _found[compiler, dtype]
+    if isinstance(found, str):
+        raise NoCompiler(found)
+    return found
+
+
+def available(dtype: torch.dtype) -> bool:
+    try:
+        library(dtype)
+    except NoCompiler:
+        return False
+    return True
+
+
+def _library(compiler: list[str], double: bool) -> ctypes.CDLL:
+    flags = [*FLAGS, *(["-DDOUBLE"] if double else [])]
+    # what the compiler says of the machine: a home folder may be shared by different ones
+    machine = _call([*compiler, *flags, "-dM", "-E", "-x", "c", os.devnull])
+    key = hashlib.sha256(machine + SOURCE.read_bytes() + " ".join(flags).encode()).hexdigest()
+    folder = Path(platformdirs.user_cache_dir("fafed"), "native")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:  # no home to write to: for this process alone
+        folder = Path(tempfile.mkdtemp(prefix="fafed-"))
+    path = folder / f"{key[:32]}.so"
+    if not path.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            new = Path(scratch, "network.so")
+            _call([*compiler, *flags, str(SOURCE), "-o", str(new), "-lm"])
+            new.replace(path)
+    return _typed(ctypes.CDLL(str(path)))
+
+
+def _typed(lib: ctypes.CDLL) -> ctypes.CDLL:
+    pointer, small, size = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+    lib.room.argtypes = [pointer, small, size]
+    lib.room.restype = size
+    lib.gradients.argtypes = [pointer, small, *[size] * 4, pointer, size, *[pointer] * 6]
+    lib.gradients.restype = size
+    lib.outputs.argtypes = [pointer, small, size, size, *[pointer] * 4]
+    lib.outputs.restype = None
+    return lib
+
+
+def _call(command: list[str]) -> bytes:
+    return subprocess.run(command, check=True, capture_output=True, timeout=300).stdout
+
+
+def _reason(compiler: str, cause: Exception) -> str:
+    said = getattr(cause, "stderr", None) or str(cause).encode()
+    first = [*said.decode(errors="replace").strip().splitlines(), ""][0]
+    return f"{compiler!r} does not compile C on this machine: {first}"

@@ -1,0 +1,555 @@
+/* Gradients of small feed-forward networks under a cross-entropy, for several clients in one call.
+
+   A network is a list of layers: a convolution with a 2 x 2 max-pool or a matrix, then nothing, tanh
+   or relu. All of its arithmetic is two loops, `dots` (rows times rows) and `mixes` (rows as sums of
+   rows). A convolution never copies patches: the input is read flat, and a patch's corner (i, j) is
+   the same stretch i * width + j further on; what this computes across the right edge is not used.
+
+   Compiled for this machine on first use by fafed.native; in float32, or in float64 with DOUBLE. */
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef DOUBLE
+typedef double real;
+typedef int64_t whole;
+enum { MANTISSA = 52, EXPONENT = 1023, POWERS = 13 };
+static const real ROUNDING = 6755399441055744., LOG2_HIGH = 6.93147180369123816490e-01,
+                  LOG2_LOW = 1.90821492927058770002e-10;
+#else
+typedef float real;
+typedef int32_t whole;
+enum { MANTISSA = 23, EXPONENT = 127, POWERS = 7 };
+static const real ROUNDING = 12582912, LOG2_HIGH = 0.693359375f, LOG2_LOW = -2.12194440e-4f;
+#endif
+
+#if defined(__AVX512F__)
+#define BYTES 64
+enum { DOT_ROWS = 5, DOT_COLUMNS = 5, MIX_ROWS = 6, MIX_WIDTH = 4 };
+#elif defined(__AVX__)
+#define BYTES 32
+enum { DOT_ROWS = 3, DOT_COLUMNS = 3, MIX_ROWS = 4, MIX_WIDTH = 3 };
+#else
+#define BYTES 16
+enum { DOT_ROWS = 4, DOT_COLUMNS = 4, MIX_ROWS = 4, MIX_WIDTH = 4 };
+#endif
+
+typedef real vec __attribute__((vector_size(BYTES)));
+typedef real loose __attribute__((vector_size(BYTES), aligned(sizeof(real)), may_alias));
+typedef whole mask __attribute__((vector_size(BYTES))); /* -1 for yes, 0 for no */
+typedef whole loose_mask __attribute__((vector_size(BYTES), aligned(sizeof(real)), may_alias));
+enum { LANES = BYTES / sizeof(real) };
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+
+enum { CONVOLUTION, MATRIX };
+enum { NOTHING, TANH, RELU };
+enum { IGNORED = -100 };
+
+typedef struct {
+    int32_t kind, activation;
+    int32_t inputs, outputs; /* channels, or numbers */
+    int32_t kernel, padding, height, width; /* of a convolution's input, without its padding */
+    int64_t weights, biases; /* where they are in the vector; biases < 0: none */
+} layer;
+
+/* Where a layer works. Offsets are in numbers from the start of the room. */
+typedef struct {
+    int64_t in; /* padded input, all examples */
+    int64_t wide; /* a convolution's output before the pool, one example */
+    int64_t spread; /* gradient there, all examples, with zeros before each plane */
+    int64_t choices; /* which of its four numbers each pool took */
+    int64_t out, g; /* output and its gradient, all examples */
+    int64_t turned; /* a convolution's weights by input */
+    int64_t offsets; /* of rows that are read, as int64 */
+} place;
+
+/* --- two loops ------------------------------------------------------------------------------- */
+
+INLINE vec load(const real *p) { return *(const loose *)p; }
+
+INLINE real total(vec v) {
+    real sum = 0;
+    for (int l = 0; l < LANES; l++) sum += v[l];
+    return sum;
+}
+
+INLINE vec either(mask m, vec yes, vec no) { return (vec)((m & (mask)yes) | (~m & (mask)no)); }
+
+INLINE vec only(mask m, vec yes) { return (vec)(m & (mask)yes); }
+
+#if BYTES == 64 && !defined(DOUBLE)
+#define COUNT ((mask){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
+#define LOW ((mask){0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23})
+#elif BYTES == 64 || (BYTES == 32 && !defined(DOUBLE))
+#define COUNT ((mask){0, 1, 2, 3, 4, 5, 6, 7})
+#define LOW ((mask){0, 8, 1, 9, 2, 10, 3, 11})
+#elif BYTES == 32 || !defined(DOUBLE)
+#define COUNT ((mask){0, 1, 2, 3})
+#define LOW ((mask){0, 4, 1, 5})
+#else
+#define COUNT ((mask){0, 1})
+#define LOW ((mask){0, 2})
+#endif
+
+#define EVENS(a, b) __builtin_shuffle(a, b, 2 * COUNT)
+#define ODDS(a, b) __builtin_shuffle(a, b, 2 * COUNT + 1)
+#define LOWS(a, b) __builtin_shuffle(a, b, LOW) /* a0 b0 a1 b1 ... */
+#define HIGHS(a, b) __builtin_shuffle(a, b, LOW + LANES / 2)
+
+/* Ones in the last n lanes. */
+INLINE vec last(int64_t n) {
+    vec v;
+    for (int l = 0; l < LANES; l++) v[l] = l >= LANES - n;
+    return v;
+}
+
+INLINE void dots_tile(const int m, const int n, int64_t length, int64_t parts, const real *a,
+                      int64_t a_row, int64_t a_part, const real *b, const int64_t *b_row,
+                      int64_t b_part, real *c, int64_t c_row) {
+    vec sum[DOT_ROWS][DOT_COLUMNS];
+    UNROLL for (int i = 0; i < m; i++) UNROLL for (int j = 0; j < n; j++) sum[i][j] = (vec){0};
+    const int64_t whole = length / LANES * LANES, rest = length - whole;
+    const vec mask = last(rest);
+    for (int64_t s = 0; s < parts; s++, a += a_part, b += b_part) {
+        for (int64_t p = 0; p < whole; p += LANES) {
+            vec right[DOT_COLUMNS];
+            UNROLL for (int j = 0; j < n; j++) right[j] = load(b + b_row[j] + p);
+            UNROLL for (int i = 0; i < m; i++) {
+                const vec left = load(a + i * a_row + p);
+                UNROLL for (int j = 0; j < n; j++) sum[i][j] += left * right[j];
+            }
+        }
+        if (rest) { /* the last vector reaches back over lanes that were counted */
+            const int64_t p = length - LANES;
+            UNROLL for (int i = 0; i < m; i++) {
+                const vec left = load(a + i * a_row + p) * mask;
+                UNROLL for (int j = 0; j < n; j++) sum[i][j] += left * load(b + b_row[j] + p);
+            }
+        }
+    }
+    UNROLL for (int i = 0; i < m; i++)
+        UNROLL for (int j = 0; j < n; j++) c[i * c_row + j] = total(sum[i][j]);
+}
+
+#define DOTS(M, N) \
+    dots_tile(M, N, length, parts, a, a_row, a_part, b, b_row + j, b_part, c + j, c_row)
+
+/* c[i][j] = sum over parts and positions of a's row i times b's row j */
+static void dots(int64_t m, int64_t n, int64_t length, int64_t parts, const real *a, int64_t a_row,
+                 int64_t a_part, const real *b, const int64_t *b_row, int64_t b_part, real *c,
+                 int64_t c_row) {
+    if (length < LANES) {
+        for (int64_t i = 0; i < m; i++)
+            for (int64_t j = 0; j < n; j++) {
+                real sum = 0;
+                for (int64_t s = 0; s < parts; s++)
+                    for (int64_t p = 0; p < length; p++)
+                        sum += a[i * a_row + s * a_part + p] * b[b_row[j] + s * b_part + p];
+                c[i * c_row + j] = sum;
+            }
+        return;
+    }
+    while (m > 0) {
+        const int rows = m < DOT_ROWS ? (int)m : DOT_ROWS;
+        int64_t j = 0;
+        for (; j + DOT_COLUMNS <= n; j += DOT_COLUMNS) switch (rows) {
+                case 5: DOTS(5 < DOT_ROWS ? 5 : DOT_ROWS, DOT_COLUMNS); break;
+                case 4: DOTS(4 < DOT_ROWS ? 4 : DOT_ROWS, DOT_COLUMNS); break;
+                case 3: DOTS(3, DOT_COLUMNS); break;
+                case 2: DOTS(2, DOT_COLUMNS); break;
+                default: DOTS(1, DOT_COLUMNS);
+            }
+        for (; j < n; j++) switch (rows) {
+                case 5: DOTS(5 < DOT_ROWS ? 5 : DOT_ROWS, 1); break;
+                case 4: DOTS(4 < DOT_ROWS ? 4 : DOT_ROWS, 1); break;
+                case 3: DOTS(3, 1); break;
+                case 2: DOTS(2, 1); break;
+                default: DOTS(1, 1);
+            }
+        m -= rows, a += rows * a_row, c += rows * c_row;
+    }
+}
+
+INLINE void mixes_tile(const int m, const int width, int64_t terms, const real *w, int64_t w_row,
+                       int64_t w_term, const real *b, const int64_t *b_row, real *c, int64_t c_row) {
+    vec sum[MIX_ROWS][MIX_WIDTH];
+    UNROLL for (int i = 0; i < m; i++) UNROLL for (int v = 0; v < width; v++) sum[i][v] = (vec){0};
+    for (int64_t k = 0; k < terms; k++) {
+        vec right[MIX_WIDTH];
+        UNROLL for (int v = 0; v < width; v++) right[v] = load(b + b_row[k] + v * LANES);
+        UNROLL for (int i = 0; i < m; i++) {
+            const real factor = w[i * w_row + k * w_term];
+            UNROLL for (int v = 0; v < width; v++) sum[i][v] += factor * right[v];
+        }
+    }
+    UNROLL for (int i = 0; i < m; i++)
+        UNROLL for (int v = 0; v < width; v++) *(loose *)(c + i * c_row + v * LANES) = sum[i][v];
+}
+
+#define MIXES(M, WIDTH) mixes_tile(M, WIDTH, terms, w, w_row, w_term, b + p, b_row, c + p, c_row)
+
+#define MIXES_OF(WIDTH)                                              \
+    switch (rows) {                                                  \
+        case 6: MIXES(6 < MIX_ROWS ? 6 : MIX_ROWS, WIDTH); break;    \
+        case 5: MIXES(5 < MIX_ROWS ? 5 : MIX_ROWS, WIDTH); break;    \
+        case 4: MIXES(4, WIDTH); break;                              \
+        case 3: MIXES(3, WIDTH); break;                              \
+        case 2: MIXES(2, WIDTH); break;                              \
+        default: MIXES(1, WIDTH);                                    \
+    }
+
+/* c's row i = sum over terms k of w[i][k] times b's row k */
+static void mixes(int64_t m, int64_t length, int64_t terms, const real *w, int64_t w_row,
+                  int64_t w_term, const real *b, const int64_t *b_row, real *c, int64_t c_row) {
+    if (length < LANES) {
+        for (int64_t i = 0; i < m; i++)
+            for (int64_t p = 0; p < length; p++) {
+                real sum = 0;
+                for (int64_t k = 0; k < terms; k++)
+                    sum += w[i * w_row + k * w_term] * b[b_row[k] + p];
+                c[i * c_row + p] = sum;
+            }
+        return;
+    }
+    const int64_t tiles = (m + MIX_ROWS - 1) / MIX_ROWS;
+    const int even = (int)((m + tiles - 1) / tiles);
+    while (m > 0) {
+        const int rows = m < even ? (int)m : even;
+        int64_t p = 0;
+        for (; p + MIX_WIDTH * LANES <= length; p += MIX_WIDTH * LANES) MIXES_OF(MIX_WIDTH)
+        for (; p + LANES <= length; p += LANES) MIXES_OF(1)
+        if (p < length) { /* the last vector does some numbers again */
+            p = length - LANES;
+            MIXES_OF(1)
+        }
+        m -= rows, w += rows * w_row, c += rows * c_row;
+    }
+}
+
+static real sum_of(const real *a, int64_t n) {
+    vec sums = {0};
+    int64_t p = 0;
+    for (; p + LANES <= n; p += LANES) sums += load(a + p);
+    real sum = total(sums);
+    for (; p < n; p++) sum += a[p];
+    return sum;
+}
+
+/* --- activations ----------------------------------------------------------------------------- */
+
+/* (e^2x - 1) / (e^2x + 1), with e^2x - 1 from 2x = n log 2 + r, so that nothing cancels */
+INLINE real tanh_of(real x) {
+    static const real inverse[] = {1, 1, 1. / 2, 1. / 6, 1. / 24, 1. / 120, 1. / 720, 1. / 5040,
+        1. / 40320, 1. / 362880, 1. / 3628800, 1. / 39916800, 1. / 479001600, 1. / 6227020800.};
+    x = x > 20 ? 20 : x;
+    x = x < -20 ? -20 : x;
+    const real n = (2 * x * (real)1.4426950408889634 + ROUNDING) - ROUNDING;
+    const real r = 2 * x - n * LOG2_HIGH - n * LOG2_LOW;
+    real p = inverse[POWERS];
+    UNROLL for (int k = POWERS - 1; k > 0; k--) p = p * r + inverse[k];
+    const whole bits = ((whole)n + EXPONENT) << MANTISSA;
+    real two_to_n;
+    memcpy(&two_to_n, &bits, sizeof bits);
+    const real less = two_to_n * (p * r) + (two_to_n - 1);
+    return less / (less + 2);
+}
+
+static void activate(int kind, real *y, int64_t n) {
+    if (kind == TANH)
+        for (int64_t p = 0; p < n; p++) y[p] = tanh_of(y[p]);
+    else if (kind == RELU)
+        for (int64_t p = 0; p < n; p++) y[p] = y[p] < 0 ? 0 : y[p];
+}
+
+static void deactivate(int kind, const real *restrict y, real *restrict g, int64_t n) {
+    if (kind == TANH)
+        for (int64_t p = 0; p < n; p++) g[p] *= 1 - y[p] * y[p];
+    else if (kind == RELU)
+        for (int64_t p = 0; p < n; p++) g[p] = y[p] <= 0 ? 0 : g[p];
+}
+
+/* --- layers ---------------------------------------------------------------------------------- */
+
+typedef struct { int64_t height, width, plane, rows, columns, reach, lead, spread; } geometry;
+
+static geometry shape_of(const layer *l) {
+    geometry s;
+    s.height = l->height + 2 * l->padding, s.width = l->width + 2 * l->padding;
+    s.plane = s.height * s.width;
+    s.rows = (s.height - l->kernel + 1) / 2, s.columns = (s.width - l->kernel + 1) / 2;
+    s.reach = (2 * s.rows - 1) * s.width + 2 * s.columns; /* outputs that a pool looks at */
+    s.lead = (l->kernel - 1) * (s.width + 1);
+    s.spread = s.lead + s.plane;
+    return s;
+}
+
+static int64_t numbers_out(const layer *l) {
+    if (l->kind == MATRIX) return l->outputs;
+    const geometry s = shape_of(l);
+    return l->outputs * s.rows * s.columns;
+}
+
+static int64_t numbers_in(const layer *l) {
+    return l->kind == MATRIX ? l->inputs : (int64_t)l->inputs * l->height * l->width;
+}
+
+static int64_t lay_out(const layer *layers, int n, int64_t b, place *places) {
+    int64_t end = 0;
+#define TAKE(field, count) places[i].field = end, end += (count) / LANES * LANES + 3 * LANES
+    for (int i = 0; i < n; i++) {
+        const layer *l = layers + i;
+        const int64_t out = numbers_out(l);
+        if (l->kind == CONVOLUTION) {
+            const geometry s = shape_of(l);
+            const int64_t square = (int64_t)l->kernel * l->kernel;
+            TAKE(in, l->padding ? b * l->inputs * s.plane : 0);
+            TAKE(wide, (l->outputs > l->inputs ? l->outputs : l->inputs) * s.plane);
+            TAKE(spread, b * l->outputs * s.spread);
+            TAKE(choices, b * out);
+            TAKE(turned, square * l->inputs * l->outputs);
+            TAKE(offsets, square * (l->inputs + l->outputs) * (int64_t)(8 / sizeof(real)));
+        } else {
+            const int64_t most = l->inputs > l->outputs ? l->inputs : l->outputs;
+            TAKE(offsets, (most > b ? most : b) * (int64_t)(8 / sizeof(real)));
+        }
+        TAKE(out, b * out);
+        TAKE(g, b * out);
+    }
+    return end;
+}
+
+/* Rows are done in whole vectors: what stands behind a row's end is written, too, and is overwritten
+   by what comes next; `choices` and `out` have room for that at their end. */
+
+/* Whether a is the one to take: the larger one, on a tie the first, and whatever is not a number. */
+INLINE mask first(vec a, vec b) { return (a >= b) | (a != a); }
+
+/* The largest of each square, as in torch. */
+static void pool(const geometry *s, int64_t outputs, const real *wide, const real *biases,
+                 real *out, whole *choices) {
+    for (int64_t o = 0; o < outputs; o++) {
+        const real bias = biases ? biases[o] : 0;
+        for (int64_t r = 0; r < s->rows; r++) {
+            const real *up = wide + o * s->plane + 2 * r * s->width, *down = up + s->width;
+            const int64_t row = (o * s->rows + r) * s->columns;
+            for (int64_t c = 0; c < s->columns; c += LANES) {
+                const vec u0 = load(up + 2 * c), u1 = load(up + 2 * c + LANES);
+                const vec d0 = load(down + 2 * c), d1 = load(down + 2 * c + LANES);
+                const vec a = EVENS(u0, u1), b = ODDS(u0, u1), d = EVENS(d0, d1), e = ODDS(d0, d1);
+                const mask left = first(a, b), left_below = first(d, e);
+                const vec top = either(left, a, b), bottom = either(left_below, d, e);
+                const mask upper = first(top, bottom);
+                *(loose *)(out + row + c) = either(upper, top, bottom) + bias;
+                *(loose_mask *)(choices + row + c) =
+                    (upper & (left + 1)) | (~upper & (left_below + 3));
+            }
+        }
+    }
+}
+
+static void unpool(const geometry *s, int64_t outputs, const real *g, const whole *choices,
+                   real *spread) {
+    for (int64_t o = 0; o < outputs; o++)
+        for (int64_t r = 0; r < 2 * s->rows; r++) {
+            real *to = spread + o * s->spread + s->lead + r * s->width;
+            const int64_t row = (o * s->rows + r / 2) * s->columns;
+            const whole left = (whole)(r % 2 * 2);
+            for (int64_t c = 0; c < s->columns; c += LANES) {
+                const vec from = load(g + row + c);
+                const mask inside = COUNT < (whole)(s->columns - c);
+                const mask which = *(const loose_mask *)(choices + row + c) | ~inside;
+                const vec a = only(which == left, from), b = only(which == left + 1, from);
+                *(loose *)(to + 2 * c) = LOWS(a, b), *(loose *)(to + 2 * c + LANES) = HIGHS(a, b);
+            }
+        }
+}
+
+/* The padded input: the input itself if there is no padding. */
+static const real *padded(const layer *l, const geometry *s, int64_t b, const real *a, real *room) {
+    if (!l->padding) return a;
+    for (int64_t plane = 0; plane < b * l->inputs; plane++)
+        for (int64_t r = 0; r < l->height; r++)
+            memcpy(room + plane * s->plane + (r + l->padding) * s->width + l->padding,
+                   a + (plane * l->height + r) * l->width, (size_t)l->width * sizeof(real));
+    return room;
+}
+
+static void forward(const layer *l, const place *at, real *room, const real *x, int64_t b,
+                    const real *a) {
+    const real *weights = x + l->weights, *biases = l->biases < 0 ? 0 : x + l->biases;
+    real *out = room + at->out;
+    int64_t *offsets = (int64_t *)(room + at->offsets);
+    if (l->kind == MATRIX) {
+        for (int64_t o = 0; o < l->outputs; o++) offsets[o] = o * l->inputs;
+        dots(b, l->outputs, l->inputs, 1, a, l->inputs, 0, weights, offsets, 0, out, l->outputs);
+        if (biases)
+            for (int64_t e = 0; e < b; e++)
+                for (int64_t o = 0; o < l->outputs; o++) out[e * l->outputs + o] += biases[o];
+    } else {
+        const geometry s = shape_of(l);
+        const int64_t squares = s.rows * s.columns * l->outputs;
+        const int64_t terms = (int64_t)l->inputs * l->kernel * l->kernel;
+        const real *in = padded(l, &s, b, a, room + at->in);
+        whole *choices = (whole *)(room + at->choices);
+        for (int64_t k = 0, c = 0; c < l->inputs; c++)
+            for (int64_t i = 0; i < l->kernel; i++)
+                for (int64_t j = 0; j < l->kernel; j++)
+                    offsets[k++] = c * s.plane + i * s.width + j;
+        for (int64_t e = 0; e < b; e++) {
+            mixes(l->outputs, s.reach, terms, weights, terms, 1, in + e * l->inputs * s.plane,
+                  offsets, room + at->wide, s.plane);
+            pool(&s, l->outputs, room + at->wide, biases, out + e * squares, choices + e * squares);
+        }
+    }
+    activate(l->activation, out, b * numbers_out(l));
+}
+
+/* The layer's part of the gradient, and, unless g_in is null, the gradient of its input. */
+static void backward(const layer *l, const place *at, real *room, const real *x, int64_t b,
+                     const real *a, real *gradient, real *g_in) {
+    const real *weights = x + l->weights;
+    real *g = room + at->g;
+    int64_t *offsets = (int64_t *)(room + at->offsets);
+    const int64_t out = numbers_out(l);
+    deactivate(l->activation, room + at->out, g, b * out);
+    if (l->biases >= 0) {
+        const int64_t each = out / l->outputs;
+        for (int64_t o = 0; o < l->outputs; o++) {
+            real sum = 0;
+            for (int64_t e = 0; e < b; e++) sum += sum_of(g + e * out + o * each, each);
+            gradient[l->biases + o] = sum;
+        }
+    }
+    if (l->kind == MATRIX) {
+        if (g_in)
+            mixes(b, l->inputs, l->outputs, g, l->outputs, 1, weights, offsets, g_in, l->inputs);
+        for (int64_t e = 0; e < b; e++) offsets[e] = e * l->inputs;
+        mixes(l->outputs, l->inputs, b, g, 1, l->outputs, a, offsets, gradient + l->weights,
+              l->inputs);
+        return;
+    }
+    const geometry s = shape_of(l);
+    const int64_t terms = (int64_t)l->inputs * l->kernel * l->kernel;
+    const real *in = l->padding ? room + at->in : a;
+    const whole *choices = (const whole *)(room + at->choices);
+    real *spread = room + at->spread;
+    for (int64_t e = 0; e < b; e++)
+        unpool(&s, l->outputs, g + e * out, choices + e * out, spread + e * l->outputs * s.spread);
+    dots(l->outputs, terms, s.reach, b, spread + s.lead, s.spread, l->outputs * s.spread, in,
+         offsets, l->inputs * s.plane, gradient + l->weights, terms);
+    if (!g_in) return;
+    const int64_t square = (int64_t)l->kernel * l->kernel;
+    int64_t *back = offsets + terms;
+    real *turned = room + at->turned, *wide = room + at->wide;
+    for (int64_t k = 0, o = 0; o < l->outputs; o++)
+        for (int64_t i = 0; i < l->kernel; i++)
+            for (int64_t j = 0; j < l->kernel; j++, k++) {
+                back[k] = o * s.spread + s.lead - i * s.width - j;
+                for (int64_t c = 0; c < l->inputs; c++)
+                    turned[c * l->outputs * square + k] =
+                        weights[o * terms + c * square + i * l->kernel + j];
+            }
+    for (int64_t e = 0; e < b; e++) {
+        const real *from = spread + e * l->outputs * s.spread;
+        real *to = g_in + e * numbers_in(l);
+        mixes(l->inputs, s.plane, l->outputs * square, turned, l->outputs * square, 1, from, back,
+              l->padding ? wide : to, s.plane);
+        if (l->padding)
+            for (int64_t c = 0; c < l->inputs; c++)
+                for (int64_t r = 0; r < l->height; r++)
+                    memcpy(to + (c * l->height + r) * l->width,
+                           wide + c * s.plane + (r + l->padding) * s.width + l->padding,
+                           (size_t)l->width * sizeof(real));
+    }
+}
+
+/* --- a network ------------------------------------------------------------------------------- */
+
+enum { LAYERS = 64 };
+
+static const real *through(const layer *layers, int n, const place *places, real *room,
+                           const real *x, int64_t b, const real *a) {
+    for (int i = 0; i < n; i++) {
+        forward(layers + i, places + i, room, x, b, a);
+        a = room + places[i].out;
+    }
+    return a;
+}
+
+/* Loss, and the gradient of the logits, of targets that each count `share`. */
+static double entropy(int64_t b, int64_t classes, const real *logits, const int64_t *targets,
+                      real share, real *g) {
+    double loss = 0;
+    for (int64_t e = 0; e < b; e++, logits += classes, g += classes) {
+        if (targets[e] == IGNORED) {
+            memset(g, 0, (size_t)classes * sizeof(real));
+            continue;
+        }
+        real most = logits[0], sum = 0;
+        for (int64_t k = 1; k < classes; k++) most = logits[k] > most ? logits[k] : most;
+        for (int64_t k = 0; k < classes; k++) {
+            g[k] = sizeof(real) == 4 ? expf(logits[k] - most) : exp(logits[k] - most);
+            sum += g[k];
+        }
+        loss += (log(sum) + most - logits[targets[e]]) * share;
+        for (int64_t k = 0; k < classes; k++) g[k] *= share / sum;
+        g[targets[e]] -= share;
+    }
+    return loss;
+}
+
+/* Numbers in the room that pieces of b examples need. It must hold zeros before its first use. */
+int64_t room(const layer *layers, int32_t n, int64_t b) {
+    place places[LAYERS];
+    return lay_out(layers, n, b, places);
+}
+
+/* clients x (vector, batch) -> gradients and losses, in pieces of at most `piece` examples.
+   Returns 0, or 1 + the place of the first target that is no class. */
+int64_t gradients(const layer *layers, int32_t n, int64_t clients, int64_t b, int64_t piece,
+                  int64_t d, const real *x, int64_t x_stride, const real *inputs,
+                  const int64_t *targets, real *gradient, real *losses, real *rest, real *room) {
+    place places[LAYERS];
+    lay_out(layers, n, piece, places);
+    const layer *top = layers + n - 1;
+    const int64_t one = numbers_in(layers), classes = numbers_out(top);
+    for (int64_t t = 0; t < clients * b; t++)
+        if (targets[t] != IGNORED && (targets[t] < 0 || targets[t] >= classes)) return t + 1;
+    for (int64_t client = 0; client < clients; client++) {
+        int64_t counted = 0;
+        for (int64_t e = 0; e < b; e++) counted += targets[e] != IGNORED;
+        double loss = counted ? 0 : NAN;
+        for (int64_t done = 0; done < b; done += piece) {
+            const int64_t here = b - done < piece ? b - done : piece;
+            const real *a = inputs + done * one;
+            real *part = done ? rest : gradient;
+            const real *logits = through(layers, n, places, room, x, here, a);
+            loss += entropy(here, classes, logits, targets + done, (real)(1. / (double)counted),
+                            room + places[n - 1].g);
+            for (int i = n - 1; i >= 0; i--)
+                backward(layers + i, places + i, room, x, here, i ? room + places[i - 1].out : a,
+                         part, i ? room + places[i - 1].g : 0);
+            if (done)
+                for (int64_t p = 0; p < d; p++) gradient[p] += rest[p];
+        }
+        *losses++ = (real)loss;
+        x += x_stride, gradient += d, inputs += b * one, targets += b;
+    }
+    return 0;
+}
+
+/* One vector, b examples -> logits. */
+void outputs(const layer *layers, int32_t n, int64_t b, int64_t piece, const real *x,
+             const real *inputs, real *logits, real *room) {
+    place places[LAYERS];
+    lay_out(layers, n, piece, places);
+    const int64_t one = numbers_in(layers), classes = numbers_out(layers + n - 1);
+    for (int64_t done = 0; done < b; done += piece) {
+        const int64_t here = b - done < piece ? b - done : piece;
+        const real *found = through(layers, n, places, room, x, here, inputs + done * one);
+        memcpy(logits + done * classes, found, (size_t)(here * classes) * sizeof(real));
+    }
+}

@@ -1,0 +1,226 @@
+"""Gradients of small feed-forward networks, for several clients in one call of network.c.
+
+For a network of a few thousand parameters most of the time of a gradient in torch goes into
+anything but arithmetic: operators, graphs, allocation, max-pooling. Here a plain `nn.Sequential`
+of Conv2d + MaxPool2d(2), Linear, Tanh, ReLU and Flatten under a cross-entropy is one loop in C on
+one flat vector per client. The result is autograd's up to rounding, ties in a pool included.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fafed.native import build
+from fafed.stacking import for_all_clients
+
+WIDE = 64  # inputs of one output of a convolution
+ROOM = 2**21  # numbers that a batch may occupy; larger batches are done in pieces
+ROOMS = 4  # of different shapes that a thread keeps
+CONVOLUTION, MATRIX = range(2)
+ACTIVATIONS: dict[type[nn.Module], int] = {nn.Tanh: 1, nn.ReLU: 2}
+
+
+class Step(NamedTuple):
+    """A convolution (with the pool that follows it) or a matrix, then an activation or 0."""
+
+    module: nn.Conv2d | nn.Linear
+    activation: int
+
+
+class Layer(ctypes.Structure):
+    """`layer` of network.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("kind", "activation", "inputs", "outputs")),
+        *((name, ctypes.c_int32) for name in ("kernel", "padding", "height", "width")),
+        *((name, ctypes.c_int64) for name in ("weights", "biases")),
+    )
+
+
+def recognised(module: nn.Module, loss: Any) -> Network | None:
+    """The network, if it is one that network.c can do and does faster; else None."""
+    if loss is not F.cross_entropy or not isinstance(module, nn.Sequential):
+        return None
+    if type(module).forward is not nn.Sequential.forward or _hooked(module):
+        return None
+    x = next(module.parameters(), None)
+    if x is None or x.device.type != "cpu" or x.dtype not in build.DOUBLE:
+        return None
+    if not all(p.requires_grad for p in module.parameters()) or list(module.buffers()):
+        return None
+    steps = _steps(module)
+    if steps is None or _better_in_torch(steps):
+        return None
+    return Network(steps, flattens=any(isinstance(m, nn.Flatten) for m in module))
+
+
+class Network:
+    """Gradient and outputs for the vectors of n clients; may be called from any thread."""
+
+    def __init__(self, steps: list[Step], *, flattens: bool) -> None:
+        self.steps = steps
+        self.flattens = flattens
+        self.dtype = steps[0].module.weight.dtype
+        self.parameters = sum(p.numel() for s in steps for p in s.module.parameters())
+        self._mine = threading.local()
+
+    def takes(self, inputs: Tensor, targets: Tensor) -> bool:
+        """Whether a batch is of the kind network.c knows: images or vectors, class numbers."""
+        images = isinstance(self.steps[0].module, nn.Conv2d)
+        fits = inputs.ndim == 4 if images else self.flattens or inputs.ndim == 2
+        classes = targets.ndim == 1 and targets.dtype == torch.int64
+        return fits and classes and inputs.dtype == self.dtype
+
+    def gradient(self, x: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """(d,), (b, ...), (b,) -> gradient (d,) and loss (); under vmap for all clients at once."""
+        g, loss = for_all_clients(self.stacked, x, inputs, targets)
+        return g, loss
+
+    def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
+        """(d,), (b, ...) -> logits (b, classes)."""
+        inputs = inputs.contiguous()
+        b = len(inputs)
+        work = self._work(inputs.shape[1:], b)
+        logits = x.new_empty(b, len(self.steps[-1].module.weight))
+        vectors = _addresses(x, inputs, logits, work.room)
+        work.library.outputs(work.layers, len(work.layers), b, work.piece, *vectors)
+        return logits
+
+    def stacked(self, x: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The same as `gradient`, with a first dimension that runs over the clients."""
+        n, b = targets.shape
+        x = x if x.stride(1) == 1 else x.contiguous()  # one vector for all is not copied
+        inputs, targets = inputs.contiguous(), targets.contiguous()
+        work = self._work(inputs.shape[2:], b)
+        gradient, losses = x.new_empty(n, self.parameters), x.new_empty(n)
+        wrong = work.library.gradients(
+            *(work.layers, len(work.layers), n, b, work.piece, self.parameters),
+            *(x.data_ptr(), x.stride(0)),
+            *_addresses(inputs, targets, gradient, losses, work.rest, work.room),
+        )
+        if wrong:
+            raise IndexError(f"target {int(targets.flatten()[wrong - 1])} is out of bounds")
+        return gradient, losses
+
+    def _work(self, shape: torch.Size, b: int) -> _Work:
+        """This thread's room for batches of this size."""
+        works: dict[Any, _Work] = self._mine.__dict__.setdefault("works", {})
+        if (shape, b) not in works:
+            if len(works) == ROOMS:
+                works.pop(next(iter(works)))
+            works[shape, b] = _Work(self, shape, b)
+        return works[shape, b]
+
+
+class _Work:
+    def __init__(self, network: Network, shape: torch.Size, b: int) -> None:
+        self.library = build.library(network.dtype)
+        layers = list(_layers(network.steps, shape))
+        self.layers = (Layer * len(layers))(*layers)
+        each = self.library.room(self.layers, len(layers), 1)
+        self.piece = max(1, min(b, ROOM // each))
+        numbers = self.library.room(self.layers, len(layers), self.piece)
+        self.room = torch.zeros(numbers, dtype=network.dtype)
+        self.rest = torch.empty(network.parameters if self.piece < b else 0, dtype=network.dtype)
+
+
+def _addresses(*tensors: Tensor) -> list[int]:
+    return [t.data_ptr() for t in tensors]
+
+
+def _layers(steps: list[Step], shape: torch.Size) -> Iterable[Layer]:
+    """With the sizes that an example of this shape gives them."""
+    height, width = shape[-2:] if len(shape) == 3 else (0, 0)
+    numbers, start = shape.numel(), 0
+    for module, activation in steps:
+        end = start + module.weight.numel()
+        out, inputs = module.weight.shape[:2]
+        place = (start, -1 if module.bias is None else end)
+        start = end if module.bias is None else end + out
+        if isinstance(module, nn.Linear):
+            if inputs != numbers:
+                raise ValueError(f"{module} cannot take {numbers} numbers of {tuple(shape)}")
+            yield Layer(MATRIX, activation, inputs, out, 0, 0, 0, 0, *place)
+            numbers = out
+        else:
+            kernel, padding = module.kernel_size[0], int(module.padding[0])
+            yield Layer(
+                CONVOLUTION, activation, inputs, out, kernel, padding, height, width, *place
+            )
+            height, width = ((side + 2 * padding - kernel + 1) // 2 for side in (height, width))
+            numbers = out * height * width
+
+
+def _steps(module: nn.Sequential) -> list[Step] | None:
+    """(convolution, pool)* flatten? matrix+, with an activation after each, or None."""
+    rest: deque[Any] = deque(module)
+    steps: list[Step] = []
+    while rest and type(rest[0]) is nn.Conv2d:
+        conv = rest.popleft()
+        # an increasing activation between convolution and pool may as well follow them
+        before = _activation(rest)
+        if not _simple(conv) or not rest or not _halves(rest.popleft()):
+            return None
+        after = _activation(rest)
+        if before and after:
+            return None
+        steps.append(Step(conv, before or after))
+    if rest and type(rest[0]) is nn.Flatten:
+        flatten = rest.popleft()
+        if (flatten.start_dim, flatten.end_dim) != (1, -1):
+            return None
+    elif steps:
+        return None
+    if not rest:
+        return None
+    while rest and type(rest[0]) is nn.Linear:
+        linear = rest.popleft()
+        steps.append(Step(linear, _activation(rest)))
+    return None if rest or not isinstance(steps[-1].module, nn.Linear) else steps
+
+
+def _activation(rest: deque[nn.Module]) -> int:
+    return ACTIVATIONS[type(rest.popleft())] if rest and type(rest[0]) in ACTIVATIONS else 0
+
+
+def _simple(conv: Any) -> bool:
+    square = conv.kernel_size[0] == conv.kernel_size[1]
+    return (
+        square
+        and not isinstance(conv.padding, str)
+        and conv.padding[0] == conv.padding[1]
+        and conv.padding_mode == "zeros"
+        and (*conv.stride, *conv.dilation, conv.groups) == (1, 1, 1, 1, 1)
+    )
+
+
+def _halves(module: nn.Module) -> bool:
+    return type(module) is nn.MaxPool2d and (
+        module.kernel_size in (2, (2, 2))
+        and module.stride in (2, (2, 2))
+        and module.padding in (0, (0, 0))
+        and module.dilation in (1, (1, 1))
+        and not (module.ceil_mode or module.return_indices)
+    )
+
+
+def _better_in_torch(steps: list[Step]) -> bool:
+    """Images in colour run channels-last in torch, where wide convolutions are faster than here;
+    to grey ones that layout brings nothing."""
+    convolutions = [s.module for s in steps if isinstance(s.module, nn.Conv2d)]
+    wide = any(m.weight[0].numel() > WIDE for m in convolutions)
+    return wide and convolutions[0].in_channels > 1
+
+
+def _hooked(module: nn.Module) -> bool:
+    return any(
+        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in module.modules()
+    )
