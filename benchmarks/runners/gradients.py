@@ -54,7 +54,8 @@ def ours(folder: Path) -> Work:
         rows, keys, fresh = draw_stacked(source, ("round",), groups[i % len(groups)], 0, 1).round
         batches.append((source.gather(rows[:, 0]), keys[:, 0], fresh[:, 0]))
     memory = objective.start()
-    if engine.engine == "loop":  # type: ignore[attr-defined]
+    way = engine.engine  # type: ignore[attr-defined]
+    if way == "loop":
 
         def one(i: int) -> object:
             data, keys, fresh = batches[i % DIFFERENT]
@@ -64,7 +65,7 @@ def ours(folder: Path) -> Work:
         return Work(one, 1)
 
     def client(x, data, key, fresh):  # type: ignore[no-untyped-def]
-        return objective.evaluate(x, Batch(data, key, fresh), memory, engine="vmap").gradient
+        return objective.evaluate(x, Batch(data, key, fresh), memory, engine=way).gradient
 
     def group(i: int) -> object:
         data, keys, fresh = batches[i % DIFFERENT]

@@ -134,10 +134,20 @@ INLINE void dots_tile(const int m, const int n, int64_t length, int64_t parts, c
         UNROLL for (int j = 0; j < n; j++) c[i * c_row + j] = total(sum[i][j]);
 }
 
-#define DOTS(M, N) \
-    dots_tile(M, N, length, parts, a, a_row, a_part, b, b_row + j, b_part, c + j, c_row)
+#define DOTS(M, N)                                                                              \
+    dots_tile(M, N, length, parts, a + i * a_row, a_row, a_part, b, b_row + j, b_part,           \
+              c + i * c_row + j, c_row)
 
-/* c[i][j] = sum over parts and positions of a's row i times b's row j */
+#define DOTS_OF(N)                                                   \
+    switch (m - i < DOT_ROWS ? m - i : DOT_ROWS) {                   \
+        case 5: DOTS(5 < DOT_ROWS ? 5 : DOT_ROWS, N); break;         \
+        case 4: DOTS(4 < DOT_ROWS ? 4 : DOT_ROWS, N); break;         \
+        case 3: DOTS(3, N); break;                                   \
+        case 2: DOTS(2, N); break;                                   \
+        default: DOTS(1, N);                                         \
+    }
+
+/* c[i][j] = sum over parts and positions of a's row i times b's row j; b is read once */
 static void dots(int64_t m, int64_t n, int64_t length, int64_t parts, const real *a, int64_t a_row,
                  int64_t a_part, const real *b, const int64_t *b_row, int64_t b_part, real *c,
                  int64_t c_row) {
@@ -152,25 +162,11 @@ static void dots(int64_t m, int64_t n, int64_t length, int64_t parts, const real
             }
         return;
     }
-    while (m > 0) {
-        const int rows = m < DOT_ROWS ? (int)m : DOT_ROWS;
-        int64_t j = 0;
-        for (; j + DOT_COLUMNS <= n; j += DOT_COLUMNS) switch (rows) {
-                case 5: DOTS(5 < DOT_ROWS ? 5 : DOT_ROWS, DOT_COLUMNS); break;
-                case 4: DOTS(4 < DOT_ROWS ? 4 : DOT_ROWS, DOT_COLUMNS); break;
-                case 3: DOTS(3, DOT_COLUMNS); break;
-                case 2: DOTS(2, DOT_COLUMNS); break;
-                default: DOTS(1, DOT_COLUMNS);
-            }
-        for (; j < n; j++) switch (rows) {
-                case 5: DOTS(5 < DOT_ROWS ? 5 : DOT_ROWS, 1); break;
-                case 4: DOTS(4 < DOT_ROWS ? 4 : DOT_ROWS, 1); break;
-                case 3: DOTS(3, 1); break;
-                case 2: DOTS(2, 1); break;
-                default: DOTS(1, 1);
-            }
-        m -= rows, a += rows * a_row, c += rows * c_row;
-    }
+    int64_t j = 0;
+    for (; j + DOT_COLUMNS <= n; j += DOT_COLUMNS)
+        for (int64_t i = 0; i < m; i += DOT_ROWS) DOTS_OF(DOT_COLUMNS)
+    for (; j < n; j++)
+        for (int64_t i = 0; i < m; i += DOT_ROWS) DOTS_OF(1)
 }
 
 INLINE void mixes_tile(const int m, const int width, int64_t terms, const real *w, int64_t w_row,
