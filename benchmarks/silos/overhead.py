@@ -1,26 +1,40 @@
-"""Seconds of a round over real silos on loopback beyond its computation.
+"""Seconds of a round over real silos on loopback beyond its computation: ours, and FLARE's own.
 
-    python benchmarks/silos/overhead.py [--silos 3] [--rounds 30] [--parameters 26620]
+    python benchmarks/silos/overhead.py [--silos 3] [--parameters 26620,50000000] [--ours]
 
-FedAvg on a linear model of about so many parameters, one step on one example: the computation of
-the same rounds in simulation is measured beside it and taken off. Needs fafed[nvflare].
+FedAvg on a linear model of about so many parameters, one step on one example, in the same kind of
+federation: provisioned, mutual TLS, a process for each. FLARE's is its FedAvgRecipe with
+fedavg_script.py; its sites ask for tasks every 2 s, which would be all there is to see, so they do
+it every 0.1 s here. A round lasts from one global model's arrival at the first silo to the
+next's, checkpoint and all. The same rounds in simulation are timed beside them, for the
+computation, and taken off. On a machine that others use, too, seconds of the clock vary; those of
+the processor, over all processes of the federation, are what the messages cost. Needs
+fafed[nvflare].
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import itertools
+import json
 import os
 import statistics
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import psutil
 import torch
 
 HERE = Path(__file__).parent
+POLL = 0.1
 
 
 def examples(silos: int, inputs: int) -> Any:
@@ -31,51 +45,179 @@ def examples(silos: int, inputs: int) -> Any:
 
 
 def main() -> None:
-    from fafed.engines.nvflare.trial import attempt
-    from fafed.experiment import Experiment
-    from fafed.rundir import RunDir, execute
-
     parser = argparse.ArgumentParser()
     parser.add_argument("--silos", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--parameters", type=int, default=26_620)
+    parser.add_argument("--parameters", default="26620,50000000")
+    parser.add_argument("--ours", action="store_true", help="leave FLARE's own out")
     chosen = parser.parse_args()
     os.environ["PYTHONPATH"] = f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     sys.path.insert(0, str(HERE))
-    inputs = chosen.parameters // 10 - 1
-    experiment = Experiment.of(
+    for parameters in map(int, chosen.parameters.split(",")):
+        inputs, rounds = parameters // 10 - 1, 30 if parameters < 1e6 else 6
+        experiment = linear(inputs, rounds, chosen.silos)
+        with tempfile.TemporaryDirectory() as folder:
+            here = simulated(experiment, Path(folder))
+            print(f"{10 * (inputs + 1):,} parameters, {chosen.silos} silos, seconds of a round")
+            print(f"  the computation           {here.clock:8.3f}, processor {here.processor:8.3f}")
+            ours = over_silos(experiment, chosen.silos, Path(folder)).beyond(here)
+            print(f"  fafed, beyond it          {ours.clock:8.3f}, processor {ours.processor:8.3f}")
+            if not chosen.ours:
+                own = flares_own(inputs, rounds, chosen.silos, Path(folder)).beyond(here)
+                print(
+                    f"  FLARE's own, beyond it    {own.clock:8.3f}, processor {own.processor:8.3f}"
+                )
+                clock, processor = ours.clock / own.clock, ours.processor / own.processor
+                print(f"  fafed / FLARE's own       {clock:8.2f}, processor {processor:8.2f}")
+            sys.stdout.flush()
+
+
+class Cost(NamedTuple):
+    """Seconds of a round."""
+
+    clock: float
+    processor: float
+
+    def beyond(self, other: Cost) -> Cost:
+        return Cost(self.clock - other.clock, self.processor - other.processor)
+
+
+def cost(arrived: list[float], used: dict[int, list[tuple[float, float]]]) -> Cost:
+    """From the times at which models arrived, and the processor time of each process meanwhile."""
+    rounds = len(arrived) - 1
+    total = 0.0
+    for samples in used.values():
+        within = [seconds for at, seconds in samples if arrived[0] <= at <= arrived[-1]]
+        total += within[-1] - within[0] if within else 0.0
+    return Cost(step(arrived), total / rounds)
+
+
+def step(times: list[float]) -> float:
+    return statistics.median(b - a for a, b in itertools.pairwise(times))
+
+
+@contextlib.contextmanager
+def watched(folder: Path) -> Iterator[dict[int, list[tuple[float, float]]]]:
+    """The processor time, every now and then, of each process that works in the folder."""
+    used: dict[int, list[tuple[float, float]]] = {}
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.1):
+            for process in psutil.process_iter():
+                with contextlib.suppress(psutil.Error):
+                    if any(str(folder) in part for part in process.cmdline()):
+                        times = process.cpu_times()
+                        seconds = times.user + times.system
+                        used.setdefault(process.pid, []).append((time.time(), seconds))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield used
+    finally:
+        over.set()
+        thread.join()
+
+
+def linear(inputs: int, rounds: int, silos: int) -> Any:
+    from fafed.experiment import Experiment
+
+    return Experiment.of(
         {
             "name": "overhead",
-            "rounds": chosen.rounds,
+            "rounds": rounds,
             "local_steps": 1,
             "batch_size": 1,
             "engine": "loop",
             "eval_every": 10_000,
+            "metrics": [],
             "data": {
                 "function": "overhead:examples",
-                "options": {"silos": chosen.silos, "inputs": inputs},
+                "options": {"silos": silos, "inputs": inputs},
                 "train_sample": 0,
             },
             "model": {"name": "softmax", "inputs": inputs, "outputs": 10},
             "algorithm": {"name": "fedavg", "eta": 0.001},
         }
     )
-    with tempfile.TemporaryDirectory() as folder:
-        began = time.perf_counter()
-        attempt([experiment], chosen.silos, Path(folder) / "silos")
-        took = time.perf_counter() - began
-        execute(experiment, RunDir(Path(folder) / "simulated"))
-        there = rounds(RunDir.of(experiment, Path(folder) / "silos"))
-        here = rounds(RunDir(Path(folder) / "simulated"))
-    print(f"{10 * (inputs + 1):,} parameters, {chosen.silos} silos, {chosen.rounds} rounds")
-    print(f"  over silos    {there:.4f} s a round (median); {took:.0f} s with start and end")
-    print(f"  in simulation {here:.4f} s")
-    print(f"  overhead      {there - here:.4f} s")
 
 
-def rounds(place: Any) -> float:
-    records = place.records()
-    return statistics.median(b.seconds - a.seconds for a, b in itertools.pairwise(records))
+def simulated(experiment: Any, folder: Path) -> Cost:
+    from fafed.rundir import RunDir, execute
+
+    place, used = RunDir(folder / "simulated"), list[float]()
+    execute(experiment, place, lambda _: used.append(time.process_time()))
+    return Cost(step([record.seconds for record in place.records()]), step(used))
+
+
+def over_silos(experiment: Any, silos: int, folder: Path) -> Cost:
+    from fafed.engines.nvflare.trial import attempt
+
+    with watched(folder) as used:
+        attempt([experiment], silos, folder / "ours")
+    lines = (folder / "ours" / "overhead" / "silos" / "silo-1" / "audit.jsonl").read_text()
+    found = [json.loads(line) for line in lines.splitlines()]
+    arrived = [x["time"] for x in found if x["direction"] == "received" and x["kind"] == "visit"]
+    return cost([datetime.fromisoformat(one).timestamp() for one in arrived], used)
+
+
+def flares_own(inputs: int, rounds: int, silos: int, folder: Path) -> Cost:
+    from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
+
+    from fafed.engines.nvflare.kits import Local, provision
+    from fafed.engines.nvflare.local import install
+
+    times, names = folder / "times", [f"silo-{i + 1}" for i in range(silos)]
+    times.mkdir()
+    recipe = FedAvgRecipe(
+        name="own",
+        model={
+            "class_path": "torch.nn.Linear",
+            "args": {"in_features": inputs, "out_features": 10},
+        },
+        min_clients=silos,
+        num_rounds=rounds,
+        train_script=str(HERE / "fedavg_script.py"),
+        train_args=f"{times} {inputs}",
+    )
+    recipe.export(str(folder / "job"))
+    for path in (folder / "job").rglob("config_fed_server.json"):
+        content = json.loads(path.read_text())
+        content.setdefault("server", {})["task_request_interval"] = POLL
+        path.write_text(json.dumps(content))
+    kits = provision(folder / "kits", names)
+    install(kits / "localhost", "")  # its jobs stay in this folder
+    local = Local(kits, names)
+    try:
+        local.start()
+        with watched(folder) as used, contextlib.redirect_stdout(io.StringIO()):
+            submitted(local, folder / "job" / "own", silos)
+    finally:
+        local.stop()
+    return cost([float(line) for line in (times / "silo-1").read_text().splitlines()], used)
+
+
+def submitted(local: Any, job: Path, silos: int) -> None:
+    from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+    from fafed.engines.nvflare.kits import ADMIN
+
+    end = time.monotonic() + 600
+    while True:
+        try:
+            session = new_secure_session(ADMIN, str(local.kits / ADMIN), timeout=5.0)
+            if len(session.get_connected_client_list()) == silos:
+                break
+            session.close()
+        except Exception:
+            if time.monotonic() > end:
+                raise
+        time.sleep(0.5)
+    number = session.submit_job(str(job))
+    while not str(session.get_job_meta(number).get("status", "")).startswith("FINISHED"):
+        assert time.monotonic() < end, "FLARE's job takes too long"
+        time.sleep(0.5)
+    session.close()
 
 
 if __name__ == "__main__":

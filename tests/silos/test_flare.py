@@ -20,9 +20,15 @@ from fafed.cohort import Cohort
 from fafed.experiment import Experiment
 from fafed.preparation import prepare
 from fafed.rundir import RunDir, execute
+from fafed.silos import bodies
+from fafed.silos.messages import Message
 
 pytest.importorskip("nvflare", reason="needs NVIDIA FLARE: pip install 'fafed[nvflare]'")
 
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.message import Message as CellMessage
+
+from fafed.engines.nvflare.desk import Desk, Letter, letters, opened
 from fafed.engines.nvflare.driver import Driver
 from fafed.engines.nvflare.job import FafedRecipe
 from fafed.engines.nvflare.kits import ADMIN, provision
@@ -236,3 +242,51 @@ def refused_without_the_right_certificate(local, folder):
     assert greeting(local.kits / "silo-1")
     for kit in (None, foreign / "silo-1"):
         assert greeting(kit) == b""
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch):
+    """A silo whose answer is what it was asked, in pieces of 20 bytes."""
+    monkeypatch.setattr(bodies, "LARGE", 16)
+    monkeypatch.setattr(bodies, "PIECE", 20)
+    file = tmp_path / "fafed.toml"
+    file.write_text(f'folder = "{tmp_path}"\nallow = []\nlimit = 1000\n[data]\nshare = true\n')
+    made = Desk(file, "a")
+    monkeypatch.setattr(made.worker, "handle", lambda message: message)
+    return made
+
+
+def told(desk, letter):
+    """The reply, None if it is refused."""
+    reply = desk.take(letter.packed())
+    good = reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.OK
+    return opened(reply) if good else None
+
+
+@pytest.mark.parametrize("size", [0, 7, 16, 17, 20, 45])
+def test_a_message_in_letters_and_its_answer(desk, size):
+    body = bytes(range(size))
+    *_, reply = [told(desk, letter) for letter in letters(Message(b"head", body), "t")]
+    assert (reply.head, reply.facts["size"]) == (b"head", size)
+    found = bytes(reply.piece)
+    while len(found) < size:
+        found += told(desk, Letter({"token": "t", "wanted": len(found)})).piece
+    assert found == body
+    assert len(desk.answer) <= 16  # a large one is not kept
+
+
+def test_letters_that_are_refused(desk):
+    first, second, *_ = letters(Message(b"head", bytes(45)), "t")
+    assert told(desk, second) is None  # before the first
+    assert told(desk, first) is not None
+    assert told(desk, second._replace(facts=second.facts | {"token": "u"})) is None
+    assert told(desk, second._replace(facts=second.facts | {"at": 30})) is None
+    assert told(desk, second._replace(piece=bytes(99))) is None
+    assert told(desk, second._replace(head=b"head")) is None  # it is not whole
+    assert told(desk, first._replace(facts=first.facts | {"size": 1001})) is None
+    assert told(desk, first._replace(facts=first.facts | {"size": "45"})) is None
+    for wanted in (-1, "0", None):
+        assert told(desk, Letter({"token": "t", "wanted": wanted})) is None
+    for facts in ("", "[]", "{}", '{"head": -1, "piece": 0}', '{"head": 9, "piece": 9}'):
+        reply = desk.take(CellMessage({"fafed": facts}, b"-"))
+        assert reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.INVALID_REQUEST

@@ -21,7 +21,7 @@ from fafed.silos.messages import EMPTY, Message, Place
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fafed[flower]'")
 
-from flower_tools import Flower
+from flower_tools import Flower, lines
 from flwr.app import ConfigRecord, Error, RecordDict
 from flwr.app import Message as Letter
 from flwr.supercore.task_identity import TaskIdentity
@@ -31,37 +31,51 @@ from fafed.engines.flower import app
 SILOS = ("north", "south")
 
 
+def refused(flower: Flower) -> dict[str, str]:
+    """Start a silo whose key nobody registered and one without a key; what they must hear."""
+    flower.do(flower.typed("ssh-keygen", "stranger"))
+    flower.start("stranger", flower.typed("flower-supernode", "stranger"))
+    keyless = flower.typed("flower-supernode", "keyless")
+    flower.start("keyless", keyless.replace("--auth-supernode-private-key keyless", ""))
+    return {
+        "stranger": "[code: 2004] Failed to activate SuperNode",
+        "keyless": "[code: 2001] SuperNode authentication is enabled",
+    }
+
+
+def own_records(flower: Flower, data: Path) -> None:
+    """Each silo has a folder of records that only its own file names."""
+    sites = {}
+    for i, name in enumerate(SILOS):
+        own = flower.folder / f"records-{name}"
+        own.mkdir()
+        (data / f"client-{i}.npz").rename(own / "records.npz")
+        sites[name] = f'folder = "kept-{name}"\nallow = ["softmax"]\n[data]\nfolder = "{own}"\n'
+    (data / "test.npz").rename(flower.folder / "test.npz")
+    flower.nodes(**sites)
+
+
 def test_real_processes_give_the_numbers_of_the_loop_engine(tmp_path):
     """The guide's Flower section, followed with two silos. One whose key nobody registered, and one
-    without a key, are refused."""
+    without a key, are refused. Two algorithms that keep something on the silos."""
     write_data(tmp_path / "data", 2)
     settings = {"name": "hospitals", "rounds": 2, "engine": "loop"}
     write_experiment(tmp_path / "hospitals.toml", tmp_path / "data", **settings)
-    found = Experiment.read(tmp_path / "hospitals.toml")
-    execute(found, RunDir(tmp_path / "simulated"))
+    fafed = Experiment.read(tmp_path / "hospitals.toml")
+    found = [fafed, fafed.with_algorithm("scaffold")]
+    for one in found:
+        execute(one, RunDir(tmp_path / one.algorithm.name))
     flower = Flower(tmp_path / "flower")
     (tmp_path / "hospitals.toml").rename(flower.folder / "hospitals.toml")
-    (tmp_path / "data" / "test.npz").rename(flower.folder / "test.npz")
     try:
         flower.link()
-        flower.node("stranger", "", register=False)
-        keyless = flower.typed("flower-supernode", "keyless")
-        flower.start("keyless", keyless.replace("--auth-supernode-private-key keyless", ""))
-        for i, name in enumerate(SILOS):
-            own = flower.folder / f"records-{name}"
-            own.mkdir()
-            (tmp_path / "data" / f"client-{i}.npz").rename(own / "records.npz")
-            flower.node(
-                name, f'folder = "kept-{name}"\nallow = ["softmax"]\n[data]\nfolder = "{own}"\n'
-            )
+        reasons = refused(flower)
+        own_records(flower, tmp_path / "data")
         line = flower.typed("fafed export flower").replace("north,south,west", ",".join(SILOS))
-        flower.do(f"{line} --measure {flower.folder / 'test.npz'} --deadline 60")
+        more = f"--measure {flower.folder / 'test.npz'} --algorithms fafed,scaffold"
+        flower.do(f"{line} {more} --deadline 60")
         told = flower.do(flower.typed("flwr run"), seconds=300)
-        assert "round 2 of 2: 2 silos" in told, told
-        reasons = {
-            "stranger": "[code: 2004] Failed to activate SuperNode",
-            "keyless": "[code: 2001] SuperNode authentication is enabled",
-        }
+        assert told.count("round 2 of 2: 2 silos") == 2, told
         for name, reason in reasons.items():
             assert flower.processes[name].poll() not in (None, 0)
             assert reason in (flower.folder / f"{name}.log").read_text()
@@ -69,18 +83,28 @@ def test_real_processes_give_the_numbers_of_the_loop_engine(tmp_path):
         assert "No SuperNode found with the given public key" in link
     finally:
         flower.stop()
-    place = RunDir.of(found, flower.folder / "runs")
-    here, there = final(RunDir(tmp_path / "simulated")), final(place)
-    torch.testing.assert_close(here, there, rtol=1e-6, atol=1e-7)
-    assert place.records()[-1].test["accuracy"] > 0
-    lines = [json.loads(x) for x in (place.path / "audit.jsonl").read_text().splitlines()]
+    for one in found:
+        place = RunDir.of(one, flower.folder / "runs")
+        here, there = final(RunDir(tmp_path / one.algorithm.name)), final(place)
+        torch.testing.assert_close(here, there, rtol=1e-6, atol=1e-7)
+        assert place.records()[-1].test["accuracy"] > 0
+    the_audit_files_agree(flower, RunDir.of(fafed, flower.folder / "runs"))
+
+
+def the_audit_files_agree(flower: Flower, place: RunDir) -> None:
+    theirs = lines(place.path)
     for name in SILOS:
-        kept = flower.folder / f"kept-{name}" / "audit.jsonl"
-        own = [json.loads(x) for x in kept.read_text().splitlines()]
-        received = [x["sha256"] for x in lines if (x["peer"], x["direction"]) == (name, "received")]
-        assert received == [x["sha256"] for x in own if x["direction"] == "sent"]
+        own = lines(flower.folder / f"kept-{name}")
+        sent = [x["sha256"] for x in own if x["direction"] == "sent" and x["run"] in _runs(theirs)]
+        wanted = (name, "received")
+        received = [x["sha256"] for x in theirs if (x["peer"], x["direction"]) == wanted]
+        assert received == sent
         assert len(received) == 4  # hello, the opening, two rounds
         assert f"records-{name}" not in (place.path / "audit.jsonl").read_text()
+
+
+def _runs(found: list[dict[str, object]]) -> set[object]:
+    return {x["run"] for x in found}
 
 
 @pytest.fixture

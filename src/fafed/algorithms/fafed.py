@@ -155,11 +155,13 @@ class FAFED(Algorithm):
             v = torch.zeros_like(v)
         for k, batch in enumerate(batches, start=1):
             g = grad(x, batch)
-            g_before = grad(before, batch if self.coupled_masks else batch.redrawn())
+            again = batch if self.coupled_masks else batch.redrawn()
             remember = 1 - at(self.alpha, t + k)
             if k == 1:
                 remember = remember * keep
-            m = step(g, -remember, torch.sub(m, g_before, alpha=self.old_grad_scale))
+            error = torch.sub(m, grad(before, again), alpha=self.old_grad_scale)
+            m = step(g, -remember, error)
+            del error  # a vector as large as the model
             v = self.collect(v, g)
             before, x = x, self.move(x, at(self.eta, t + k), m, A)
         last = before if self.sync_precond == "fresh" else x  # fresh: the q-th move is the server's

@@ -2,12 +2,12 @@
 
 A message is a head, JSON with the facts and a table of the tensors, and a body, their bytes one
 after another in little-endian order. Nothing is pickled. `read` either returns what was expected,
-to the last shape and number, or raises `Refused`, whatever the bytes.
+to the last shape and number, or raises `Refused`, whatever the bytes. Where a large body is, and
+how it is read without a copy, is the business of `bodies`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -15,12 +15,13 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fafed import tree
 from fafed.errors import FafedError
+from fafed.silos import bodies
+from fafed.silos.bodies import Body
 
 FORMAT = 1
 HEAD_LIMIT = 2**20  # bytes; a head with an experiment in it takes a few thousand
@@ -48,17 +49,11 @@ class Message(NamedTuple):
     """As it travels. The body is the same for all silos of an exchange, and made once."""
 
     head: bytes
-    body: bytes | bytearray
+    body: Body
 
     @property
     def size(self) -> int:
         return len(self.head) + len(self.body)
-
-    def drop(self) -> None:
-        """Free the bytes, whoever still holds the message: its numbers have been read, and a
-        large one must not be kept twice."""
-        if isinstance(self.body, bytearray):
-            self.body.clear()
 
 
 class Place(NamedTuple):
@@ -74,7 +69,7 @@ class Packed(NamedTuple):
     """The tensors of a message, ready to be sent to any number of silos."""
 
     table: list[list[Any]]  # name, dtype, shape
-    body: bytearray
+    body: Body
     digest: str
 
 
@@ -92,17 +87,11 @@ Shapes = dict[str, tuple[tuple[int, ...] | None, torch.dtype]]  # None: any shap
 
 
 def pack(content: Any) -> Packed:
+    """Large tensors are not copied: they must stay as they are until the message has gone."""
     leaves = tree.flatten(content)
     table = [[name, NAMES[leaf.dtype], list(leaf.shape)] for name, leaf in leaves.items()]
-    body = bytearray(sum(leaf.numel() * leaf.element_size() for leaf in leaves.values()))
-    view, at = memoryview(body), 0
-    for leaf in leaves.values():
-        size = leaf.numel() * leaf.element_size()
-        if size:
-            flat = leaf.detach().cpu().contiguous().reshape(-1)
-            view[at : at + size] = flat.view(torch.uint8).numpy().data
-        at += size
-    return Packed(table, body, hashlib.sha256(body).hexdigest())
+    body = bodies.chained(list(leaves.values()))
+    return Packed(table, body, bodies.digest(body))
 
 
 def write(kind: str, place: Place, facts: Mapping[str, Any], packed: Packed) -> Message:
@@ -169,22 +158,24 @@ def read(
         if found[name] != value:
             raise Refused(f"{name} is {_short(found[name])}, expected {_short(value)}")
     table = _table(found["tensors"], expected[found["kind"]], len(message.body))
-    if hashlib.sha256(message.body).hexdigest() != found["sha256"]:
+    if bodies.digest(message.body) != found["sha256"]:
         raise Refused("its numbers do not fit their checksum")
     tensors, at = {}, 0
     for name, dtype, shape in table:
-        leaf = torch.empty(shape, dtype=dtype)
-        size = leaf.numel() * leaf.element_size()
-        if size:
-            raw = np.frombuffer(message.body, np.uint8, size, at)
-            if dtype is torch.bool and raw.max() > 1:
-                raise Refused(f"{name} holds something that is no truth value")
-            leaf.reshape(-1).view(torch.uint8).numpy()[:] = raw
-        if finite and not tree.finite(leaf):
-            raise Refused(f"{name} holds NaN or infinity")
-        tensors[name] = leaf
-        at += size
+        tensors[name] = leaf = bodies.tensor(message.body, dtype, shape, at)
+        _check(name, leaf, finite)
+        at += leaf.numel() * leaf.element_size()
     return Content(found["kind"], place, found["facts"], tensors, found["sha256"])
+
+
+def _check(name: str, leaf: Tensor, finite: bool) -> None:
+    if leaf.dtype is torch.bool:
+        if leaf.numel() and leaf.reshape(-1).view(torch.uint8).max() > 1:
+            raise Refused(f"{name} holds something that is no truth value")
+    elif finite and leaf.is_floating_point():
+        for stretch in bodies.stretches(leaf):
+            if not tree.finite(stretch):
+                raise Refused(f"{name} holds NaN or infinity")
 
 
 def number(facts: Mapping[str, Any], name: str, *, whole: bool = False) -> Any:

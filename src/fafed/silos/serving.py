@@ -18,10 +18,11 @@ from fafed.objective import chunks
 from fafed.preparation import Prepared, Shards
 from fafed.run import Run
 from fafed.rundir import OnRecord, RunDir, execute
-from fafed.silos import messages
+from fafed.silos import memory, messages
 from fafed.silos.audit import Audit, logged
+from fafed.silos.engine import Silos
 from fafed.silos.messages import EMPTY, Place, Refused
-from fafed.silos.server import Post, Silos, Terms, TooFew, Transport, log
+from fafed.silos.server import Post, Terms, TooFew, Transport, log
 from fafed.training import weights_of
 
 
@@ -49,9 +50,11 @@ def serve(
                 "run over silos another folder"
             )
         torch.set_num_threads(experiment.threads)
+        memory.return_memory()
         known = greeted(experiment, place, post)
         shards = _measured(experiment, measure)
         goal = preparation.model(experiment, text=shards.text)
+        memory.park(goal, place.path)
         algorithm = experiment.algorithm_object(known["epoch_steps"]).fitted(goal.sizes)
         silos = Silos(
             algorithm,

@@ -2,20 +2,24 @@
 
 A state is tagged with its run, round, exchange and attempt. The newest is kept beside the one it
 came from: the server names the state that counts, and a silo whose last answer was lost, or whose
-server fell back a round, goes on from there. A file is whole or not there, and checked when read.
+server fell back a round, goes on from there. A file is whole or not there, and checked when read:
+8 bytes with the length of a message's head, the head, zeros up to a page, the body.
 """
 
 from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 
 from fafed import tree
 from fafed.engines.client import ClientState
 from fafed.errors import FafedError
-from fafed.silos import messages
+from fafed.silos import bodies, messages
 from fafed.silos.messages import Message, Place, Refused
+
+PAGE = 2**16  # bytes; a multiple of every machine's, so that a body can be mapped into memory
 
 
 class Lost(FafedError):
@@ -33,7 +37,9 @@ class Store:
         message = messages.write("state", place, {}, messages.pack(state))
         path = self._path(place)
         self.folder.mkdir(parents=True, exist_ok=True)
-        replace(path, struct.pack("<Q", len(message.head)), message.head, message.body)
+        top = struct.pack("<Q", len(message.head)) + message.head
+        filler = bytes(-len(top) % PAGE)
+        replace(path, [top, filler, *bodies.pieces(message.body)])
         kept = {path, *([self._path(base)] if base else [])}
         for old in self.folder.glob("round-*.state"):
             if place.exchange == 0 and old not in kept:
@@ -43,15 +49,17 @@ class Store:
         """The state with this tag, of the shape of `like`; its hidden part may be missing."""
         path = self._path(place)
         try:
-            data = path.read_bytes()
-            (length,) = struct.unpack_from("<Q", data)
-            message = Message(data[8 : 8 + length], data[8 + length :])
+            with path.open("rb") as file:
+                (length,) = struct.unpack("<Q", file.read(8))
+                head = file.read(min(length, messages.HEAD_LIMIT + 1))
+                file.read(-file.tell() % PAGE)
+                message = Message(head, bodies.rest(file))
             names = [row[0] for row in messages.glance(message.head)["tensors"]]
             if not any(name.startswith("hidden") for name in names):
                 like = like._replace(hidden=())
             expected = {n: (None, dtype) for n, (_, dtype) in messages.shapes(like).items()}
             kinds: dict[str, messages.Shapes] = {"state": {**expected}}
-            found = messages.read(message, place, kinds, len(data), finite=False)
+            found = messages.read(message, place, kinds, message.size, finite=False)
         except FileNotFoundError:
             raise Lost(f"there is no state of round {place.round}") from None
         except (OSError, struct.error, Refused, IndexError, TypeError) as cause:
@@ -62,7 +70,7 @@ class Store:
         return self.folder / f"round-{place.round:07d}-{place.attempt}.state"
 
 
-def replace(path: Path, *parts: bytes | bytearray) -> None:
+def replace(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     """Write a file that is there as a whole after a power cut, or not at all."""
     part = path.with_suffix(".part")
     try:

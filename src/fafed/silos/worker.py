@@ -7,6 +7,7 @@ silo's log, since it may name paths: the server is told only its kind.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from fafed import __version__, preparation, tree
 from fafed.algorithm import Algorithm, Exchange
@@ -23,7 +25,7 @@ from fafed.engines.contract import NotFinite
 from fafed.errors import FafedError
 from fafed.experiment import Experiment
 from fafed.objective import Model
-from fafed.silos import messages
+from fafed.silos import bodies, memory, messages
 from fafed.silos.audit import Audit, logged
 from fafed.silos.messages import EMPTY, Content, Message, Packed, Place, Refused
 from fafed.silos.site import Refusal, Site
@@ -65,6 +67,18 @@ class Worker:
         with self.lock, logged(self.site.folder / "log.txt"):
             return self._handle(request)
 
+    def brief(self, hello: Message) -> None:
+        """Learn of a run from a hello that came along with another message, if this silo does not
+        know the run: its disk may be new. Not answered; what is wrong shows in the other answer."""
+        with self.lock, logged(self.site.folder / "log.txt"), contextlib.suppress(FafedError):
+            head = messages.glance(hello.head)
+            place = Place(*(head[name] for name in Place._fields))
+            try:
+                self._known(place.run)
+            except Refused:
+                self.audit.note("received", "server", "hello", place, hello.size, head["sha256"])
+                self._hello(hello, place, head["facts"])
+
     def _handle(self, request: Message) -> Message:
         place, kind, size = Place(""), "refused", request.size
         facts: dict[str, Any] = {}
@@ -78,6 +92,7 @@ class Worker:
             self.audit.note("received", "server", asked, place, size, digest)
             if asked not in ("hello", "visit"):
                 raise Refused(f"it is a {asked!r}, expected hello or visit")
+            request = request._replace(body=bodies.shelved(request.body, self.site.folder))
             work = self._hello if asked == "hello" else self._visit
             kind, facts, packed = work(request, place, head["facts"])
         except (Refused, Refusal) as cause:
@@ -101,7 +116,7 @@ class Worker:
         messages.read(request, place, {"hello": {}}, self.site.limit)
         plan = _plan(facts)
         part = self._loaded(place.run, plan)
-        replace(self._folder(place.run) / "plan.json", json.dumps(plan._asdict()).encode())
+        replace(self._folder(place.run) / "plan.json", [json.dumps(plan._asdict()).encode()])
         share = self.site.data.share
         return (
             "welcome",
@@ -120,18 +135,14 @@ class Worker:
         part = self._part(place.run)
         algorithm = self._algorithm(place.run, part, facts)
         exchange = _exchange(algorithm, part.experiment, place)
-        like = (exchange.send(algorithm.init(part.goal.x0)), part.goal.start().buffers)
+        like = (_sent(algorithm, exchange, part.goal.x0), part.goal.start().buffers)
         expected = {n: (None, dtype) for n, (_, dtype) in messages.shapes(like).items()}
         found = messages.read(request, place, {"visit": {**expected}}, self.site.limit)
-        request.drop()
         device = part.goal.x0.device
         tensors = {name: leaf.to(device) for name, leaf in found.tensors.items()}
         down, buffers = tree.unflatten(like, tensors)
         base, store = _base(found), Store(self._folder(place.run))
-        new = ClientState(algorithm.join(down.x), part.goal.hidden_like())
-        keeps = bool(tree.leaves(new))
-        fresh = base is None or not keeps
-        state = new._replace(hidden=()) if fresh else store.load(base, new)  # type: ignore[arg-type]
+        state, keeps = _state(algorithm, part.goal, down, base, store)
         state = tree.map(lambda leaf: leaf.to(device), state)
         steps, client = part.experiment.local_steps, part.plan.client
         step = (place.round - 1) * steps
@@ -158,6 +169,7 @@ class Worker:
             torch.set_num_threads(experiment.threads)
             source, text = self.site.source(experiment, plan.client, plan.clients)
             goal = preparation.model(experiment, text=text)
+            memory.park(goal, self.site.folder)
             source = source.to(goal.x0.device, goal.dtype)
             draws = source.draw(("round",), plan.client, 0, 1)
             (batch,) = ClientBatches(source.gather, draws)
@@ -167,13 +179,13 @@ class Worker:
         return self.parts[run]
 
     def _part(self, run: str) -> Part:
-        if run in self.parts:
-            return self.parts[run]
+        return self.parts[run] if run in self.parts else self._loaded(run, self._known(run))
+
+    def _known(self, run: str) -> Plan:
         try:
-            facts = json.loads((self._folder(run) / "plan.json").read_text("utf-8"))
+            return _plan(json.loads((self._folder(run) / "plan.json").read_text("utf-8")))
         except (OSError, ValueError) as cause:
             raise Refused("this silo does not know the run: it must be told hello first") from cause
-        return self._loaded(run, _plan(facts))
 
     def _algorithm(self, run: str, part: Part, facts: dict[str, Any]) -> Algorithm:
         epoch_steps = messages.number(facts, "epoch_steps", whole=True)
@@ -205,6 +217,25 @@ def _exchange(algorithm: Algorithm, experiment: Experiment, place: Place) -> Exc
     if not (1 <= place.round <= experiment.rounds and 0 <= place.exchange < len(exchanges)):
         raise Refused(f"there is no exchange {place.exchange} of round {place.round}")
     return exchanges[place.exchange]
+
+
+def _sent(algorithm: Algorithm, exchange: Exchange, x0: Tensor) -> Any:
+    """What the server sends looks like this."""
+    try:  # without numbers it costs nothing
+        return exchange.send(algorithm.init(x0.to("meta")))
+    except (RuntimeError, NotImplementedError):  # one that looks at a number
+        return tree.map(lambda leaf: leaf.to("meta"), exchange.send(algorithm.init(x0)))
+
+
+def _state(
+    algorithm: Algorithm, goal: Model, down: Any, base: Place | None, store: Store
+) -> tuple[ClientState, bool]:
+    """What the client goes on from, and whether it keeps anything at all."""
+    new = ClientState(algorithm.join(down.x), goal.hidden_like())
+    keeps = bool(tree.leaves(new))
+    if base is None or not keeps:
+        return new._replace(hidden=()), keeps
+    return store.load(base, new), keeps
 
 
 def _base(found: Content) -> Place | None:

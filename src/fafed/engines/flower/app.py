@@ -108,6 +108,7 @@ class Wire:
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
+        self.hellos: dict[str, bytes] = {}  # silo -> the head of the hello that it was sent
 
     def present(self) -> list[str]:
         return sorted(self._nodes())
@@ -137,7 +138,7 @@ class Wire:
                 request = unsent.pop(silo)
                 body = body if body and body[0] is request.body else (request.body, _array(request))
                 letter = Letter(
-                    _content(request.head, body[1]),
+                    self._content(silo, request.head, body[1]),
                     nodes[silo],
                     MessageType.TRAIN,
                     ttl=max(1.0, end - time.monotonic()),
@@ -154,6 +155,15 @@ class Wire:
                     yield silo, _answer(silo, reply, limit)
             if unsent or sent:
                 time.sleep(POLL_SECONDS)
+
+    def _content(self, silo: str, head: bytes, body: Array) -> RecordDict:
+        """The silo's process is new, and its disk may be, too: the hello goes with every letter."""
+        found = _content(head, body)
+        if messages.glance(head)["kind"] == "hello":
+            self.hellos[silo] = head
+        elif silo in self.hellos:
+            found["hello"] = ConfigRecord({"json": self.hellos[silo]})
+        return found
 
 
 def _answer(silo: str, reply: Letter, limit: int) -> Message | None:
@@ -188,6 +198,11 @@ def _opened(letter: Letter) -> Message:
     return Message(b"", b"")
 
 
+def _hello(letter: Letter) -> Message:
+    head = letter.content.config_records["hello"]["json"]
+    return Message(head if isinstance(head, bytes) else b"", b"")
+
+
 def _answered(letter: Letter, context: Context) -> Letter:
     """A silo's answer. Flower would send an exception's text to the server, with the paths that
     are in it: it stays here."""
@@ -199,7 +214,10 @@ def _answered(letter: Letter, context: Context) -> Letter:
                 f"the SuperNode's node-config has site = {path!r}: start flower-supernode with "
                 "--node-config 'site=\"/path/of/the/silo/file.toml\"'"
             )
-        answer = Worker(str(context.node_id), Site.read(Path(path))).handle(request)
+        worker = Worker(str(context.node_id), Site.read(Path(path)))
+        if "hello" in letter.content:
+            worker.brief(_hello(letter))
+        answer = worker.handle(request)
     except Exception as cause:
         log.exception("this silo cannot answer")
         answer = messages.write("failed", _place(request), {"error": type(cause).__name__}, EMPTY)

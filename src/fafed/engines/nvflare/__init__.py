@@ -8,13 +8,14 @@ without computation, on two busy cores, few repetitions):
 * Collab: the server calls the sites. 0.07 s an empty round with two. But a job whose sites do not
   all come within a minute is ended, a lost site is only known by its time-out, and one of four
   starts in the simulator failed under load.
-* Auxiliary messages between a Controller and an Executor: requests over the same cells as
-  Collab's, without its start. 0.03 s with three sites and 106 kB each way
-  (`benchmarks/silos/overhead.py`), and each answer is ours to wait for, with a deadline, or to do
-  without. This is what we use.
+* Requests between the cells of the job's processes, which is what Collab and FLARE's auxiliary
+  messages are made of, without the start of the one and the packing of the other. 0.03 s with three
+  sites and 106 kB each way (`benchmarks/silos/overhead.py`), and each answer is ours to wait for,
+  with a deadline, or to do without. This is what we use; auxiliary messages ask whether a silo
+  that has not answered still lives.
 
 The first two were timed by themselves and earlier, so the seconds are magnitudes, not a race.
 
-What travels is byte strings in a Shareable. FLARE packs them with FOBS, which is msgpack and a list
-of known types: nothing is pickled (in 2.9.0 nothing outside its app_opt imports pickle).
+What travels is byte strings, which FLARE leaves as they are: nothing is pickled (in 2.9.0 nothing
+outside its app_opt imports pickle).
 """

@@ -18,7 +18,8 @@ from typing import Any
 
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
-from fafed.engines.nvflare.job import TOPIC, FafedRecipe
+from fafed.engines.nvflare.desk import TOPIC
+from fafed.engines.nvflare.job import FafedRecipe
 from fafed.errors import FafedError
 from fafed.records import Record
 from fafed.silos.server import log

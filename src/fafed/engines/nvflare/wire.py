@@ -1,0 +1,169 @@
+"""The server's end of the wire."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.f3.cellnet.defs import ReturnCode as CellReturnCode
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+
+from fafed.engines.nvflare.desk import CHANNEL, TOPIC, Letter, letters, opened
+from fafed.errors import FafedError
+from fafed.silos import bodies
+from fafed.silos.messages import Message
+from fafed.silos.server import log
+
+PING = "fafed-ping"
+PING_SECONDS = 2.0
+GONE = 3  # pings in a row that find nobody
+
+
+class Aborted(FafedError):
+    """FLARE ends the job: a site's process has failed, or an administrator wants it."""
+
+
+class Wire:
+    """The transport: each request waits for its answer in a thread of its own. Large answers are
+    kept in the folder."""
+
+    def __init__(self, fl_ctx: FLContext, abort_signal: Signal, folder: Path) -> None:
+        self.engine = fl_ctx.get_engine()
+        self.job = fl_ctx.get_job_id()
+        self.abort = abort_signal
+        self.folder = folder
+        self.met: set[str] = set()  # have answered in this job
+        self.gone: set[str] = set()  # had answered, and exist no more
+        self.busy: set[str] = set()  # have not answered an earlier request
+
+    def present(self) -> list[str]:
+        return sorted(self.met - self.gone - self.busy)
+
+    def ask(
+        self, requests: Mapping[str, Message], seconds: float, limit: int
+    ) -> Iterator[tuple[str, Message | None]]:
+        answers: queue.Queue[tuple[str, Message | None]] = queue.Queue()
+        end = time.monotonic() + seconds
+        for silo, request in requests.items():
+            self.busy.add(silo)
+            self._thread(self._deliver, silo, request, end, limit, answers)
+        waiting = set(requests)
+        misses = dict.fromkeys(requests, 0)
+        look = time.monotonic() + PING_SECONDS
+        while waiting and time.monotonic() < end:
+            if self.abort.triggered:
+                raise Aborted("the job was aborted; the round under way is lost")
+            with contextlib.suppress(queue.Empty):
+                silo, answer = answers.get(timeout=max(0.0, min(0.2, end - time.monotonic())))
+                if silo in waiting:
+                    waiting.discard(silo)
+                    yield silo, answer
+            if time.monotonic() >= look and waiting & self.met:
+                for silo in waiting & self.met:
+                    self._thread(self._ping, silo, misses)
+                look = time.monotonic() + PING_SECONDS
+            for silo in [s for s in waiting if misses[s] >= GONE]:
+                self.gone.add(silo)
+                waiting.discard(silo)
+                yield silo, None
+
+    def _deliver(
+        self,
+        silo: str,
+        request: Message,
+        end: float,
+        limit: int,
+        answers: queue.Queue[tuple[str, Message | None]],
+    ) -> None:
+        while time.monotonic() < end and not self.abort.triggered:
+            answer = self._carried(silo, request, end, limit)
+            if answer is not None:
+                self.met.add(silo)
+                self.busy.discard(silo)
+                answers.put((silo, answer))
+                return
+            if silo in self.met:
+                break
+            time.sleep(0.3)  # its process is still starting
+        self.busy.discard(silo)
+        if silo in self.met and time.monotonic() < end:
+            self.gone.add(silo)
+            answers.put((silo, None))
+
+    def _carried(self, silo: str, request: Message, end: float, limit: int) -> Message | None:
+        """There and back, piece by piece, so that no process holds a large message as a whole."""
+        token, reply = secrets.token_hex(8), None
+        for letter in letters(request, token):
+            reply = self._exchanged(silo, letter, end)
+            if reply is None:
+                return None
+        assert reply is not None
+        size, head, at = reply.facts.get("size"), reply.head, 0
+        if type(size) is not int or not 0 <= size <= limit:
+            log.warning("silo %r announces %r bytes, more than %d; refused", silo, size, limit)
+            return Message(b"", b"")
+        try:
+            body = bodies.room(self.folder, size)
+        except FafedError as cause:
+            log.error("the answer of %r cannot be kept: %s", silo, cause)
+            return Message(b"", b"")
+        while True:
+            if len(reply.piece) > size - at:
+                return None
+            body[at : at + len(reply.piece)] = reply.piece
+            bodies.release()
+            at += len(reply.piece)
+            if at == size:
+                return Message(head, body)
+            reply = self._exchanged(silo, Letter({"token": token, "wanted": at}), end)
+            if reply is None or not reply.piece:
+                return None
+
+    def _exchanged(self, silo: str, letter: Letter, end: float) -> Letter | None:
+        """The silo's answer to a letter, or None."""
+        client = self.engine.get_client_from_name(silo)
+        if client is None:
+            return None
+        reply = self.engine.get_cell().send_request(
+            channel=CHANNEL,
+            topic=TOPIC,
+            target=FQCN.join([client.get_fqcn(), self.job]),
+            request=letter.packed(),
+            timeout=end - time.monotonic(),
+            optional=True,
+            abort_signal=self.abort,
+        )
+        good = reply.get_header(MessageHeaderKey.RETURN_CODE) == CellReturnCode.OK
+        return opened(reply) if good else None
+
+    def _ping(self, silo: str, misses: dict[str, int]) -> None:
+        with self.engine.new_context() as context:
+            replies = self.engine.send_aux_request(
+                targets=[silo],
+                topic=PING,
+                request=Shareable(),
+                timeout=10 * PING_SECONDS,
+                fl_ctx=context,
+                optional=True,
+            )
+        reply = (replies or {}).get(silo)
+        code = ReturnCode.COMMUNICATION_ERROR if reply is None else reply.get_return_code()
+        if code in (ReturnCode.COMMUNICATION_ERROR, ReturnCode.ERROR):
+            misses[silo] += 1  # nobody there; one that is merely slow has until the deadline
+        elif code == ReturnCode.OK:
+            misses[silo] = 0
+
+    @staticmethod
+    def _thread(target: Any, *args: Any) -> None:
+        threading.Thread(target=target, args=args, daemon=True).start()

@@ -1,0 +1,249 @@
+"""An engine whose clients are silos elsewhere.
+
+The numbers are those of the loop engine: messages are added in the order of the clients. Who does
+not answer by the deadline, or sends what is refused, is left out of the round as a failing client
+is in simulation; below `min_silos` the run stops.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fafed import tree
+from fafed.algorithm import Algorithm, Batch, Exchange, Trip
+from fafed.engines.contract import Forgotten, NotFinite, Reply
+from fafed.silos import memory, messages
+from fafed.silos.messages import Content, Message, Place, Refused, Shapes
+from fafed.silos.server import Post, TooFew, log
+
+
+class Given(NamedTuple):
+    """One client's answer."""
+
+    message: Any
+    buffers: tuple[Tensor, ...]
+    loss: float
+    evaluations: int
+    samples: int
+
+
+class Silos:
+    """Clients that are silos, each with its own data and disk."""
+
+    engine = "silos"
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        objective: Any,
+        post: Post,
+        *,
+        run: str,
+        weights: Sequence[float],
+        steps: int,
+        units: int | None,
+        epoch_steps: int,
+    ) -> None:
+        self.algorithm = algorithm
+        self.objective = objective
+        self.post = post
+        self.terms = post.terms
+        self.run = run
+        self.weights = list(weights)
+        self.steps = steps
+        self.units = units
+        self.epoch_steps = epoch_steps
+        self.counted: dict[int, list[Any]] = {}  # client -> the state that counts: its tag
+        self.states: list[None] = [None] * len(self.weights)  # they stay with the silos
+        self.cache: dict[Any, Any] = {}  # shapes that were seen before
+        self.ghost: Any = ()  # the shape of what a client keeps after the last exchange
+        self.rollback()
+
+    @property
+    def population(self) -> int:
+        return len(self.weights)
+
+    @property
+    def memo(self) -> dict[str, Any]:
+        """What a checkpoint must know: a silo's state counts only if its answer did."""
+        return {str(client): tag for client, tag in self.counted.items()}
+
+    @memo.setter
+    def memo(self, memo: Mapping[str, Any]) -> None:
+        self.counted = {int(client): list(tag) for client, tag in memo.items()}
+
+    def commit(self) -> None:
+        self.counted |= self.pending
+        self.rollback()
+
+    def rollback(self) -> None:
+        self.pending: dict[int, list[Any]] = {}
+        self.index = 0  # of the exchange in the round
+        self.attempt = secrets.token_hex(8)
+
+    def deliver(
+        self,
+        exchange: Exchange,
+        shared: Any,
+        buffers: tuple[Tensor, ...],
+        clients: Sequence[int],
+        step: int,
+    ) -> Reply:
+        down = exchange.send(shared)
+        place = Place(self.run, step // self.steps + 1, self.index, self.attempt)
+        given = self._given(exchange, down, buffers, clients, place)
+        self._enough(len(given), f"round {place.round}")
+        self.pending = {c: [place.round, place.exchange, place.attempt] for c in given}
+        self.index += 1
+        weights = [self.weights[client] for client in given]
+        answers = [(one.message, one.buffers) for one in given.values()]
+        mean = memory.mean(answers, weights, self.post.folder)
+        message, means = tree.map(lambda leaf: leaf.to(shared.x.device), mean)
+        n, steps = len(given), self.steps if "round" in exchange.draw else 0
+        weight, samples = sum(weights), sum(one.samples for one in given.values())
+        loss = sum(w * one.loss for w, one in zip(weights, given.values(), strict=True))
+        evaluations = sum(one.evaluations for one in given.values())
+        up = self.algorithm.message_bytes(answers[-1][0]) + tree.nbytes(answers[-1][1])
+        return Reply(
+            mean=message,
+            buffers=means,
+            trip=Trip(n, self.population, steps, weight / sum(self.weights)),
+            loss=loss / weight if steps else None,
+            gradients=evaluations if self.units is None else samples / self.units,
+            samples=samples,
+            bytes_up=n * up,
+            bytes_down=n * tree.nbytes((down, buffers)),
+            answered=tuple(given),
+        )
+
+    def _given(
+        self,
+        exchange: Exchange,
+        down: Any,
+        buffers: tuple[Tensor, ...],
+        clients: Sequence[int],
+        place: Place,
+    ) -> dict[int, Given]:
+        """The answers, in the order of the clients."""
+        here = set(self.terms.silos) & set(self.post.transport.present())
+        asked = [c for c in clients if self.terms.silos[c] in here]
+        for absent in sorted(set(clients) - set(asked)):
+            log.warning("round %d: silo %r is not there", place.round, self.terms.silos[absent])
+        self._enough(len(asked), f"round {place.round}")
+        like = self._like(exchange, down, buffers, place)
+        packed = messages.pack((down, buffers))
+        requests = {self.terms.silos[c]: self._request(place, c, packed) for c in asked}
+        settled: dict[int, Given | NotFinite | None] = {}
+        forgot = []
+        for silo, found in self.post.ask(
+            requests, place, _KINDS | {"answer": like[1]}, packed.digest, self.terms.deadline
+        ):
+            client = self.terms.silos.index(silo)
+            settled[client] = None if found is None else self._taken(client, found, like[0])
+            if found is not None and found.kind == "lost":
+                forgot.append(client)
+            for first in itertools.takewhile(settled.__contains__, asked):  # in their order
+                _raise_if_diverged(settled[first])
+        if forgot:
+            self._forget(forgot, place)
+        given = {}
+        for client in asked:
+            one = _raise_if_diverged(settled.get(client))
+            if one is not None:
+                given[client] = one
+        return given
+
+    def _forget(self, clients: Sequence[int], place: Place) -> None:
+        for client in clients:
+            silo = self.terms.silos[client]
+            log.warning(
+                "round %d: silo %r has lost its state of the run; it joins anew", place.round, silo
+            )
+            self.counted.pop(client, None)
+        raise Forgotten(clients)
+
+    def _request(self, place: Place, client: int, packed: messages.Packed) -> Message:
+        base = (self.pending if place.exchange else self.counted).get(client)
+        facts = {"base": base, "epoch_steps": self.epoch_steps}
+        return messages.write("visit", place, facts, packed)
+
+    def _taken(self, client: int, found: Content, like: Any) -> Given | NotFinite | None:
+        silo, facts = self.terms.silos[client], found.facts
+        if found.kind == "answer":
+            try:
+                message, buffers = tree.unflatten(like, found.tensors)
+                return Given(
+                    message,
+                    buffers,
+                    float(messages.number(facts, "loss")),
+                    messages.number(facts, "evaluations", whole=True),
+                    messages.number(facts, "samples", whole=True),
+                )
+            except Refused as why:
+                log.warning("round %d: refused a message of %r: %s", found.place.round, silo, why)
+        elif found.kind == "diverged":
+            return NotFinite(client, "loss" if facts.get("what") == "loss" else "message")
+        elif found.kind != "lost":
+            told = str(facts.get("why", facts.get("error", "")))[:500]
+            log.warning("round %d: silo %r %s: %s", found.place.round, silo, found.kind, told)
+        return None
+
+    def _like(
+        self, exchange: Exchange, down: Any, buffers: tuple[Tensor, ...], place: Place
+    ) -> tuple[Any, Shapes]:
+        """What an answer looks like, found by letting a client do one step on nothing."""
+        sizes = tuple(leaf.shape for leaf in tree.leaves(down))
+        key = (place.round == 1, place.exchange, sizes)
+        if key not in self.cache:
+            try:  # without numbers it costs nothing
+                done = self._tried(exchange, tree.map(lambda leaf: leaf.to("meta"), down), place)
+            except (RuntimeError, NotImplementedError):  # one that looks at a number
+                done = self._tried(exchange, down, place)
+            self.cache[key] = tree.map(lambda leaf: leaf.to("meta"), (*done, buffers))
+        self.ghost, message, own = self.cache[key]
+        return (message, own), messages.shapes((message, own))
+
+    def _tried(self, exchange: Exchange, down: Any, place: Place) -> tuple[Any, Any]:
+        if place.exchange:
+            device = tree.leaves(down)[0].device
+            local = tree.map(lambda leaf: torch.zeros_like(leaf, device=device), self.ghost)
+        else:
+            local = self.algorithm.join(down.x)
+        return exchange.client(lambda x, _: torch.zeros_like(x), down, local, _Nothing())
+
+    def _enough(self, n: int, when: str) -> None:
+        if n < self.terms.min_silos:
+            raise TooFew(
+                f"{when}: {n} of {self.population} silos, and the run must have "
+                f"{self.terms.min_silos} (min_silos): bring them back and go on; what is finished "
+                "is saved"
+            )
+
+
+def _raise_if_diverged(one: Given | NotFinite | None) -> Given | None:
+    if isinstance(one, NotFinite):
+        raise one
+    return one
+
+
+class _Nothing:
+    """Batches without data, for a client whose gradients are zero."""
+
+    batch = Batch((), torch.zeros((), dtype=torch.int64), torch.ones((), dtype=torch.bool))
+    anchor = batch._replace(step=False)
+    full = anchor
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter((self.batch,))
+
+
+_KINDS: dict[str, Shapes] = {"lost": {}, "refused": {}, "failed": {}, "diverged": {}}

@@ -1,0 +1,74 @@
+"""What a process with a large model can do without."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fafed import tree
+from fafed.objective import Model
+from fafed.silos import bodies
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # of mallopt(3)
+
+
+def return_memory() -> None:
+    """Give freed tensors back to the system: the opposite of `allocation.keep_memory`, which is
+    for gradients. A server makes none, and waits most of the time."""
+    for option, value in (
+        (_MMAP_MAX, 65536),
+        (_MMAP_THRESHOLD, bodies.LARGE),
+        (_TRIM_THRESHOLD, 2 * bodies.LARGE),
+    ):
+        _call("mallopt", option, value)
+
+
+def trim() -> None:
+    """Give back what the pieces of a large message took on their way; gradients come next."""
+    _call("malloc_trim", 0)
+
+
+def _call(name: str, *arguments: int) -> None:
+    """A function of the GNU C library; nothing happens with another one."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            getattr(ctypes.CDLL(None), name)(*arguments)
+
+
+def park(goal: Model, folder: Path) -> None:
+    """Move the numbers that a large model begins with to disk. They are what its parameters are
+    until the first message comes, and then nothing asks for them."""
+    size = goal.x0.numel() * goal.x0.element_size()
+    if size <= bodies.LARGE or goal.x0.device.type != "cpu" or goal.dtype != goal.x0.dtype:
+        return
+    goal.x0 = bodies.empty(folder, goal.x0).copy_(goal.x0)
+    parts = torch.split(goal.x0, list(goal.sizes))
+    parameters = dict(goal.module.named_parameters())
+    for name, part, shape in zip(goal.names, parts, goal.shapes, strict=True):
+        parameters[name].data = part.view(shape)
+    bodies.release()
+
+
+def mean(trees: Sequence[Any], weights: Sequence[float], folder: Path) -> Any:
+    """The weighted mean of trees of tensors, with the numbers of `tree.Mean`, but a stretch at a
+    time: its sum in float64 would take twice the memory of a message. Large leaves are on disk."""
+    columns = zip(*(tree.leaves(one) for one in trees), strict=True)
+    return tree.rebuilt(trees[0], [_mean(leaves, weights, folder) for leaves in columns])
+
+
+def _mean(leaves: Sequence[Tensor], weights: Sequence[float], folder: Path) -> Tensor:
+    result = bodies.empty(folder, leaves[0])
+    rows = zip(*(bodies.stretches(leaf) for leaf in (result, *leaves)), strict=True)
+    for target, *sources in rows:
+        total = tree.Mean()
+        for source, weight in zip(sources, weights, strict=True):
+            total.add(source, weight)
+        target.copy_(total.value())
+    return result

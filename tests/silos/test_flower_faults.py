@@ -1,0 +1,183 @@
+"""What real silos do to a run, on Flower, with real processes: one federation and one experiment
+that goes through it all and must end with the numbers of a simulation to which the same happened.
+What needs no process is in test_silos_faults.py and test_flower.py."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from silo_tools import final
+from small import write_data, write_experiment
+
+from fafed.cohort import Cohort
+from fafed.experiment import Experiment
+from fafed.preparation import prepare
+from fafed.rundir import RunDir
+
+pytest.importorskip("flwr", reason="needs Flower: pip install 'fafed[flower]'")
+
+from flower_tools import Flower, answered, lines, wait
+from flwr.supercore.task_identity import TaskIdentity
+
+from fafed.engines.flower import app
+from fafed.silos.server import Terms
+from fafed.silos.serving import serve
+
+SILOS = ("north", "south")
+
+
+class Scripted(Cohort):
+    def __init__(self, present):
+        super().__init__(len(SILOS))
+        self.present = present  # round -> who answers
+
+    def answering(self, round, invited):
+        return self.present[round]
+
+
+def simulated(found, present, forgets):
+    run = prepare(found).run
+    run.cohort = Scripted(present)
+    for number in range(1, found.rounds + 1):
+        if number in forgets:
+            states = run.engine.states
+            states[forgets[number]] = None
+            run.engine.states = states
+            run.state = run.state._replace(members=())
+        run.round()
+    return run.state.shared.x
+
+
+class Trial:
+    """Three rounds of FAFED over two silos that obey the test's orders."""
+
+    def __init__(self, folder):
+        data, file = folder / "data", folder / "flower" / "hospitals.toml"
+        self.flower = Flower(folder / "flower")
+        write_data(data, len(SILOS))
+        model = {"name": "flower_silo:Obedient", "inputs": 6, "outputs": 3}
+        write_experiment(file, data, name="hospitals", rounds=3, engine="loop", model=model)
+        self.found = Experiment.read(file)
+        self.place = RunDir.of(self.found, folder / "flower" / "runs")
+        allow = f'allow = ["flower_silo:Obedient", "{data}"]\n[data]\nshare = true\n'
+        self.sites = {name: f'folder = "kept-{name}"\n{allow}' for name in SILOS}
+
+    def begin(self):
+        self.flower.link()
+        self.flower.nodes(**self.sites)
+        line = self.flower.typed("fafed export flower").replace("north,south,west", "north,south")
+        self.flower.do(line)
+
+    def run(self, config: str, code: int | None = None) -> str:
+        line = f"{self.flower.typed('flwr run')} --run-config '{config}'"
+        return self.flower.do(line, seconds=600, code=code)
+
+    def order(self, silo: str, what: str) -> None:
+        (self.flower.orders / silo).write_text(what)
+
+    def log(self) -> str:
+        return (self.place.path / "log.txt").read_text()
+
+
+def never_answers(trial):
+    """The run stops at its deadline, below min-silos, and says why."""
+    told = []
+    run = threading.Thread(target=lambda: told.append(trial.run("min-silos=2 deadline=8.0")))
+    run.start()
+    wait(trial.place.path, round=1, direction="sent")
+    trial.order("south", "sleep")
+    run.join()
+    assert "of 2 silos, and the run must have 2 (min_silos): bring them back" in told[0], told[0]
+    assert "silo 'south' did not answer within 8 s; left out" in trial.log()
+    (trial.flower.orders / "south").unlink()
+
+
+def goes_bad_then_dark(trial):
+    """A NaN is refused. Then a silo, the SuperLink and the ServerApp are killed in a round, and
+    the other silo's disk is gone."""
+    run = threading.Thread(target=trial.run, args=("min-silos=1 deadline=90.0",))
+    run.start()
+    wait(trial.place.path, round=2, direction="sent")
+    trial.order("south", "nan")
+    wait(trial.place.path, round=3, direction="sent")
+    assert "round 2: refused a message of 'south': 0.x holds NaN" in trial.log(), trial.log()
+    trial.order("south", "sleep")
+    wait(trial.flower.folder / "kept-south", round=3, direction="received")
+    wait(trial.place.path, round=3, direction="received", peer="north")
+    trial.flower.kill("south", "superlink")
+    run.join()
+    (trial.flower.orders / "south").unlink()
+    shutil.rmtree(trial.flower.folder / "kept-north")
+
+
+def test_a_run_survives_what_real_silos_do_to_it(tmp_path):
+    trial = Trial(tmp_path)
+    flower = trial.flower
+    try:
+        trial.begin()
+        never_answers(trial)
+        goes_bad_then_dark(trial)
+        flower.up()
+        flower.again("south")
+        told = trial.run("min-silos=1 deadline=90.0", code=0)
+    finally:
+        flower.stop()
+    assert "round 3 of 3: 2 silos" in told, told
+    assert [r.round for r in trial.place.records()] == [1, 2, 3]
+    assert answered(trial.place, SILOS) == {1: (0, 1), 2: (0,), 3: (0, 1)}
+    assert "silo 'north' has lost its state of the run; it joins anew" in trial.log()
+    assert "starts its estimate anew" in trial.log()
+    expected = simulated(trial.found, {1: (0, 1), 2: (0,), 3: (0, 1)}, {3: 0})
+    torch.testing.assert_close(final(trial.place), expected, rtol=1e-6, atol=1e-7)
+
+
+class Grid:
+    """Carries letters within this process; each is answered by a worker that knows nothing."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.replies = {}
+
+    def get_nodes(self):
+        return [SimpleNamespace(name=n, node_id=i) for i, n in enumerate(SILOS, start=2)]
+
+    def push_messages(self, letters):
+        (letter,) = letters
+        number = str(len(self.replies))
+        letter.metadata.__dict__["_message_id"] = number
+        node = letter.metadata.dst_node_id
+        site = str(self.folder / f"{SILOS[node - 2]}.toml")
+        context = SimpleNamespace(node_config={"site": site}, node_id=node)
+        self.replies[number] = app._answered(letter, context)
+        return [number]
+
+    def pull_messages(self, numbers):
+        return [self.replies[number] for number in numbers]
+
+
+def test_a_disk_that_is_wiped_in_a_running_job_joins_anew(tmp_path, monkeypatch, caplog):
+    """The next process there has never heard of the run."""
+    for name in ("_run_id", "_task_id", "_node_id"):  # else letters cannot be written here
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    trial = Trial(tmp_path)
+    for name, site in trial.sites.items():
+        (tmp_path / f"{name}.toml").write_text(site)
+
+    def on_record(record):
+        if record.round == 2:
+            shutil.rmtree(tmp_path / "kept-south")
+
+    wire = app.Wire(Grid(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        serve(trial.found, trial.place, wire, Terms(SILOS, 2), on_record=on_record)
+    assert "silo 'south' has lost its state of the run; it joins anew" in caplog.text
+    everyone = dict.fromkeys((1, 2, 3), (0, 1))
+    expected = simulated(trial.found, everyone, {3: 1})
+    torch.testing.assert_close(final(trial.place), expected, rtol=1e-6, atol=1e-7)
+    told = [(x["kind"], x["direction"]) for x in lines(tmp_path / "kept-south")]
+    assert told[:3] == [("hello", "received"), ("visit", "received"), ("lost", "sent")]
