@@ -73,10 +73,10 @@ class Findings:
     # Runs.
 
     def finals(self, name: str, method: str) -> list[Outcome]:
-        return self._seeds(lambda seed: self.plan.final(name, method, seed))
+        return self._compared(partial(self.plan.final, name), method)
 
     def longs(self, name: str, method: str) -> list[Outcome]:
-        return self._seeds(lambda seed: self.plan.long(name, method, seed))
+        return self._compared(partial(self.plan.long, name), method)
 
     def tuned(self, name: str) -> list[Outcome]:
         return self._seeds(lambda seed: self.plan.tuned_final(name, seed))
@@ -108,6 +108,12 @@ class Findings:
         seed = self.protocol.seeds[0]
         plain = known(partial(self.plan.final, wanted.experiment, method, seed))
         return plain, known(partial(self.plan.deviation, wanted, method))
+
+    def _compared(self, decide: Callable[[str, int], Outcome], method: str) -> list[Outcome]:
+        """The seeds that all methods have; while there is none of these, whatever there is."""
+        by_method = {m: self._seeds(partial(decide, m)) for m in self.protocol.methods}
+        common = set.intersection(*({run.job.seed for run in runs} for runs in by_method.values()))
+        return [run for run in by_method[method] if not common or run.job.seed in common]
 
     def _seeds(self, decide: Callable[[int], Outcome]) -> list[Outcome]:
         found = [known(partial(decide, seed)) for seed in self.protocol.seeds]

@@ -3,17 +3,20 @@ jobs that it still needs; nothing here runs anything."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from fafed.paper.ledger import Job, Ledger, Missing, Outcome
 from fafed.paper.protocol import Deviation, Protocol, Rung, Search, Settings
 from fafed.tuning import space
+
+Decide = TypeVar("Decide", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -32,13 +35,31 @@ class Race:
     winner: Outcome
 
 
+def remembered(decide: Decide) -> Decide:
+    """Decisions lean on each other: none is made twice while the ledger stays the same."""
+
+    @functools.wraps(decide)
+    def found(plan: Plan, *about: str) -> Any:
+        if plan.read != len(plan.ledger.outcomes):
+            plan.read, plan.decisions = len(plan.ledger.outcomes), {}
+        known, key = plan.decisions, (decide.__name__, *about)
+        if key not in known:
+            known[key] = decide(plan, *about)
+        return known[key]
+
+    return cast(Decide, found)
+
+
 class Plan:
     def __init__(self, protocol: Protocol, ledger: Ledger) -> None:
         self.protocol = protocol
         self.ledger = ledger
+        self.read = 0  # outcomes in the ledger when the decisions were made
+        self.decisions: dict[Any, Any] = {}
 
     # Table 2.
 
+    @remembered
     def budget(self, name: str) -> Rounds:
         """The first evaluation at which some step size of the grid has FedAvg where the paper has
         it. A slower step size need not be run further than the fastest so far."""
@@ -54,6 +75,7 @@ class Plan:
                 bound, reached = crossing, True
         return Rounds(bound, reached)
 
+    @remembered
     def fair(self, name: str, algorithm: str) -> Race:
         """The paper's grid, or as much of it as everybody may try."""
         search = self.protocol.fair
@@ -69,6 +91,7 @@ class Plan:
 
     # FAFED with more freedom.
 
+    @remembered
     def tuned(self, name: str) -> Race:
         search = self.protocol.tuned
         best = self.fair(name, search.algorithm).winner.job.settings

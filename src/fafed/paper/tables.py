@@ -156,7 +156,7 @@ def effort_table(f: Findings) -> str:
     for name in dict.fromkeys(sorted(o.job.experiment for o in outcomes)):
         mine = [o for o in outcomes if o.job.experiment == name]
         gradients = sum(float((o.columns.get("gradients") or [0])[-1] or 0) for o in mine)
-        seconds = sum(o.seconds for o in mine)
+        seconds = math.fsum(o.seconds for o in mine)  # whatever their order
         failed = sum(o.failure is not None for o in mine)
         rows.append([name, str(len(mine)), str(failed), f"{gradients:,.0f}", duration(seconds)])
     return markdown(["experiment", "runs", "of them diverged", "gradients", "time in rounds"], rows)

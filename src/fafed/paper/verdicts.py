@@ -54,9 +54,9 @@ def beside(stat: Stat | None, paper: float) -> str:
     if stat is None or math.isnan(stat.mean):
         return NOT_YET if stat is None else "diverged"
     difference = stat.mean - paper
-    return (
-        f"{abs(difference):.4f} {'above' if difference >= 0 else 'below'} the paper's {paper:.4f}"
-    )
+    side = "above" if difference >= 0 else "below"
+    seeds = " (one seed)" if stat.n == 1 else ""
+    return f"{abs(difference):.4f} {side} the paper's {paper:.4f}{seeds}"
 
 
 def at_an_end(f: Findings) -> str:
