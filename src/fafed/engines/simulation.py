@@ -29,7 +29,7 @@ from fafed.objective import Memory, Objective
 ENGINES = ("auto", "loop", "vmap", "native")
 SMALL_GRADIENT = 3e7  # floating-point operations; measured by benchmarks/engine_choice.py
 GROUPS = 2  # vmap: at least so many, for as many workers
-GROUP_BYTES = 2**24  # vmap: parameters of the clients in one group; larger ones leave the cache
+GROUP_BYTES = 2**23  # vmap: parameters of the clients in one group; larger ones leave the cache
 
 
 class Row(NamedTuple):
