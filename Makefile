@@ -21,7 +21,7 @@ picture: demo  # the one in the README
 	cp demo/report/curves-rounds.svg docs/images/demo.svg
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 3
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

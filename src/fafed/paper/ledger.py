@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from fafed.errors import FafedError
 from fafed.experiment import Experiment
 from fafed.paper.protocol import Protocol, Settings
+from fafed.records import Record
 from fafed.rundir import RunDir
 
 MEASURED = ("train_loss", "test_loss", "test_accuracy", "validation_loss", "validation_accuracy")
@@ -65,7 +68,7 @@ class Outcome:
 
     job: Job
     columns: Mapping[str, Sequence[float | None]]
-    seconds: float = 0.0  # spent in rounds
+    seconds: float = 0.0  # spent in rounds, about
     failure: str | None = None  # why it diverged
 
     def series(self, name: str, axis: str = "round") -> list[tuple[float, float]]:
@@ -97,8 +100,14 @@ def extracted(job: Job, place: RunDir) -> Outcome:
     rows = [r.flat() | {"bytes": r.bytes_up + r.bytes_down} for r in kept]
     columns = {name: [_short(row.get(name)) for row in rows] for name in (*COSTS, *MEASURED)}
     columns = {name: c for name, c in columns.items() if any(v is not None for v in c)}
-    seconds = round(records[-1].seconds, 1) if records else 0.0
-    return Outcome(job, columns, seconds, place.failure())
+    return Outcome(job, columns, round(_duration(records), 1), place.failure())
+
+
+def _duration(records: Sequence[Record]) -> float:
+    """Of all rounds, by the median: a machine that slept in one of them does not count."""
+    ends = [0.0, *(r.seconds for r in records)]
+    rounds = [end - begin for begin, end in pairwise(ends)]
+    return len(rounds) * statistics.median(rounds) if rounds else 0.0
 
 
 def _short(value: float | None) -> float | None:
