@@ -37,6 +37,7 @@ from fafed.silos.site import Site
 from fafed.silos.worker import Worker
 
 POLL_SECONDS = 0.3  # Flower's own is 3
+GRACE_SECONDS = 10.0  # a letter outlives the deadline, so that ours ends the wait, not Flower's
 
 
 def server(folder: Path) -> ServerApp:
@@ -141,7 +142,7 @@ class Wire:
                     self._content(silo, request.head, body[1]),
                     nodes[silo],
                     MessageType.TRAIN,
-                    ttl=max(1.0, end - time.monotonic()),
+                    ttl=max(1.0, end - time.monotonic()) + GRACE_SECONDS,
                 )
                 (number,) = self.grid.push_messages([letter]) or (None,)
                 if number is None:
