@@ -28,7 +28,7 @@ from fafed.report.curves import make_curves
 from fafed.report.numbers import NOTHING, Stat, listing
 from fafed.report.palette import LIGHT
 from fafed.report.quantities import find_quantity
-from fafed.report.static import _save, _styled
+from fafed.report.static import save, styled
 from fafed.report.target import Target, reaches
 from fafed.rundir import RunDir
 from fafed.tuning import space
@@ -556,7 +556,7 @@ def draw(r: Results, path: Path) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
 
     names = r.ranked("skewed")[::-1]
-    with _styled():
+    with styled():
         picture = Figure(figsize=(8, 6.6), layout="constrained")
         left, right = picture.subplots(1, 2, sharey=True, width_ratios=(1.3, 1))
         for i, (part, label, marker) in enumerate(SETTINGS):
@@ -595,7 +595,7 @@ def draw(r: Results, path: Path) -> None:
             place = {"loc": "lower left", "bbox_to_anchor": (0, -0.12), "ncols": 3}
             panel.legend(**place, frameon=False, handletextpad=0.2, columnspacing=1.2)
         path.parent.mkdir(exist_ok=True)
-        _save(picture, [path])
+        save(picture, [path])
 
 
 def _dots(hue: int, marker: str) -> dict[str, Any]:

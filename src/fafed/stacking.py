@@ -1,7 +1,7 @@
 """Operations that do all clients of a vmap at once, past torch's own batching rules.
 
-An autograd.Function with a vmap rule does the same; its machinery takes a good part of a
-millisecond for each call, as long as a small network's gradients for ten clients.
+An autograd.Function with a vmap rule does the same, but its machinery takes as long for each call
+as the gradients of a small network.
 """
 
 from __future__ import annotations

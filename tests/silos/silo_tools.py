@@ -1,10 +1,13 @@
-"""Silos in this process: real workers with real folders, only the wire is missing."""
+"""Silos in this process: real workers with real folders, only the wire is missing; and the
+simulation that a run over silos is held against."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from fafed.cohort import Cohort
 from fafed.experiment import Experiment
+from fafed.preparation import prepare
 from fafed.rundir import RunDir
 from fafed.silos.messages import Message
 from fafed.silos.server import Terms
@@ -64,3 +67,29 @@ def final(place: RunDir):
 
     with safe_open(checkpoint.found(place.checkpoints)[0], framework="pt") as file:
         return file.get_tensor("server.0.x")
+
+
+class Scripted(Cohort):
+    """Everyone, but for those who are absent from a round."""
+
+    def __init__(self, population, absent):
+        super().__init__(population)
+        self.absent = absent  # round -> clients
+
+    def answering(self, round, invited):
+        return tuple(c for c in invited if c not in self.absent.get(round, ()))
+
+
+def simulated(found: Experiment, absent, forgets=None):
+    """The vector of a simulation that goes as a run over silos went. `forgets`: round -> the client
+    that had lost its state when it began."""
+    run = prepare(found).run
+    run.cohort = Scripted(run.engine.population, absent)
+    for number in range(1, found.rounds + 1):
+        if number in (forgets or {}):
+            states = run.engine.states
+            states[forgets[number]] = None
+            run.engine.states = states
+            run.state = run.state._replace(members=())
+        run.round()
+    return run.state.shared.x

@@ -13,12 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from silo_tools import final
+from silo_tools import final, simulated
 from small import experiment, write_data, write_experiment
 
-from fafed.cohort import Cohort
 from fafed.experiment import Experiment
-from fafed.preparation import prepare
 from fafed.rundir import RunDir, execute
 from fafed.silos import bodies
 from fafed.silos.messages import Message
@@ -83,17 +81,6 @@ def running(folder):
         except psutil.Error:
             continue
     return found
-
-
-class Scripted(Cohort):
-    """Who answered in each round, as it really went."""
-
-    def __init__(self, population, answered):
-        super().__init__(population)
-        self.answered = answered
-
-    def answering(self, round, invited):
-        return self.answered[round]
 
 
 def history(place, silos):
@@ -163,16 +150,8 @@ def test_what_real_silos_do_to_you(tmp_path, monkeypatch, caplog):
     ):
         assert words in told, words
     assert "there is no state" in (tmp_path / "work" / "silo-1" / "log.txt").read_text()
-    run = prepare(found).run
-    run.cohort = Scripted(2, who)
-    for number in range(1, ROUNDS + 1):
-        if number in lost:
-            states = run.engine.states
-            states[lost[number]] = None
-            run.engine.states = states
-            run.state = run.state._replace(members=())
-        run.round()
-    close(final(place), run.state.shared.x)
+    absent = {number: {0, 1} - set(answered) for number, answered in who.items()}
+    close(final(place), simulated(found, absent, lost))
 
 
 def events(local, place, folder):

@@ -8,11 +8,10 @@ import shutil
 
 import pytest
 import torch
-from silo_tools import federation, final, run
+from silo_tools import federation, final, run, simulated
 from small import experiment, write_data
 
 from fafed import checkpoint
-from fafed.cohort import Cohort
 from fafed.errors import ConfigError
 from fafed.experiment import Experiment
 from fafed.preparation import prepare
@@ -31,28 +30,6 @@ def small(tmp_path, name="fafed", **changes):
 
 def silos(tmp_path, **changes):
     return federation(tmp_path, allow=["softmax", str(tmp_path / "data")], **changes)
-
-
-class Scripted(Cohort):
-    def __init__(self, absent):
-        super().__init__(3)
-        self.absent = absent  # round -> who is lost in it
-
-    def answering(self, round, invited):
-        return tuple(c for c in invited if c not in self.absent.get(round, ()))
-
-
-def simulated(found, absent, forgets=None):
-    run = prepare(found).run
-    run.cohort = Scripted(absent)
-    for number in range(1, found.rounds + 1):
-        if number in (forgets or {}):
-            states = run.engine.states
-            states[forgets[number]] = None
-            run.engine.states = states
-            run.state = run.state._replace(members=())
-        run.round()
-    return run.state.shared.x
 
 
 @pytest.mark.parametrize("name", ["fafed", "stem", "fedavg", "mime", "fedglomo", "naive"])

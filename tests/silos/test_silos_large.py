@@ -8,9 +8,8 @@ import os
 
 import pytest
 import torch
-from silo_tools import federation, final, run
+from silo_tools import federation, final, run, simulated
 from small import experiment, write_data
-from test_silos_faults import simulated
 
 from fafed import preparation, tree
 from fafed.engines.client import ClientState

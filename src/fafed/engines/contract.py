@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -63,3 +64,40 @@ class Reply(NamedTuple):
     bytes_up: int
     bytes_down: int
     answered: tuple[int, ...] | None = None  # of the clients asked; None: all of them
+
+
+@dataclass
+class Counts:
+    """What an engine counts over the clients that answered."""
+
+    down: int  # bytes to each client
+    up: int = 0  # bytes from each client
+    loss: float = 0.0  # weighted sum
+    evaluations: int = 0
+    samples: int = 0
+
+    def reply(
+        self,
+        exchange: Exchange,
+        mean: tuple[Any, tuple[Tensor, ...]],
+        clients: Sequence[int],
+        weights: Sequence[float],
+        *,
+        steps: int,
+        units: int | None,
+    ) -> Reply:
+        """What the round loop gets to know; `weights` are those of all clients, and `units` the
+        examples in one step's batch if batches differ in size."""
+        message, buffers = mean
+        n, weight = len(clients), sum(weights[client] for client in clients)
+        steps = steps if "round" in exchange.draw else 0
+        return Reply(
+            mean=message,
+            buffers=buffers,
+            trip=Trip(n, len(weights), steps, weight / sum(weights)),
+            loss=self.loss / weight if steps else None,
+            gradients=self.evaluations if units is None else self.samples / units,
+            samples=self.samples,
+            bytes_up=n * self.up,
+            bytes_down=n * self.down,
+        )

@@ -132,7 +132,7 @@ class Distributed:
             lambda x, batch: torch.zeros_like(x), down, local, batches
         )
         up = here.algorithm.message_bytes(message) + tree.nbytes(buffers)
-        sums = Sums(tree.Mean(), tree.nbytes((down, buffers)), up)
+        sums = Sums(tree.nbytes((down, buffers)), up)
         sums.mean.add(tree.map(torch.zeros_like, (message, buffers)), 0.0)
         return sums
 

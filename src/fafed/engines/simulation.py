@@ -9,7 +9,7 @@ and a single gradient is so small that torch's own overhead dominates, else the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from fafed import tree
-from fafed.algorithm import Algorithm, Exchange, Trip
+from fafed.algorithm import Algorithm, Exchange
 from fafed.data.batches import ClientBatches, Draws, Source, draw_stacked
 from fafed.engines.client import ClientState, check, visit
-from fafed.engines.contract import Reply
+from fafed.engines.contract import Counts, Reply
 from fafed.engines.crew import Crew
 from fafed.errors import ConfigError
 from fafed.native.build import NoCompiler, library
@@ -54,15 +54,10 @@ class Found(NamedTuple):
 
 
 @dataclass
-class Sums:
+class Sums(Counts):
     """The weighted sums over some clients from which the reply is made."""
 
-    mean: tree.Mean
-    down: int  # bytes to each client
-    up: int = 0  # bytes from each client
-    loss: float = 0.0
-    evaluations: int = 0
-    samples: int = 0
+    mean: tree.Mean = field(default_factory=tree.Mean)
 
 
 class Simulation:
@@ -115,7 +110,7 @@ class Simulation:
         """Let these clients do their part, and add up what they send, in their order."""
         down = exchange.send(shared)
         work = self._single if self.engine == "loop" else self._group
-        sums = Sums(tree.Mean(), tree.nbytes((down, buffers)))
+        sums = Sums(tree.nbytes((down, buffers)))
         jobs = [
             partial(work, exchange, down, buffers, group, step) for group in self._groups(clients)
         ]
@@ -135,19 +130,8 @@ class Simulation:
 
     def reply(self, exchange: Exchange, sums: Sums, clients: Sequence[int]) -> Reply:
         """What the round loop gets to know of these clients' sums."""
-        message, buffers = sums.mean.value()
-        n, weight, units = len(clients), sums.mean.weight, self.source.units
-        steps = self.steps if "round" in exchange.draw else 0
-        return Reply(
-            mean=message,
-            buffers=buffers,
-            trip=Trip(n, self.population, steps, weight / sum(self.weights)),
-            loss=sums.loss / weight if steps else None,
-            gradients=sums.evaluations if units is None else sums.samples / units,
-            samples=sums.samples,
-            bytes_up=n * sums.up,
-            bytes_down=n * sums.down,
-        )
+        mean, units = sums.mean.value(), self.source.units
+        return sums.reply(exchange, mean, clients, self.weights, steps=self.steps, units=units)
 
     @property
     def states(self) -> list[ClientState | None]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fafed.paper.findings import ACCURACY, FAFED, Findings, level, title
 from fafed.paper.ledger import Outcome
 from fafed.report.palette import LIGHT
-from fafed.report.static import DASHES, _save, _styled
+from fafed.report.static import DASHES, save, styled
 from fafed.theory.figures import name_axes, note, panels
 
 if TYPE_CHECKING:
@@ -38,18 +38,18 @@ def write(findings: Findings, folder: Path, only: Sequence[str] = ()) -> list[st
     """Every figure of which there is something to draw; returns their names."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    with _styled():
+    with styled():
         for name, draw in FIGURES.items():
             if (only and name not in only) or (figure := draw(findings)) is None:
                 continue
-            _save(figure, [folder / f"{name}.svg"])
+            save(figure, [folder / f"{name}.svg"])
             written.append(name)
     return written
 
 
 def available(findings: Findings) -> list[str]:
     """The figures of which there is something to draw."""
-    with _styled():
+    with styled():
         return [name for name, draw in FIGURES.items() if draw(findings) is not None]
 
 

@@ -35,7 +35,7 @@ DASHES = {"solid": "-", "dash": (0, (5, 2)), "dot": (0, (1.2, 1.6))}
 
 
 @contextmanager
-def _styled() -> Iterator[None]:
+def styled() -> Iterator[None]:
     import matplotlib
 
     settings: dict[Any, Any] = {
@@ -74,8 +74,8 @@ def figure(
     """
     quantity = find_quantity(runs, metric) if metric else primary(runs)
     panels = [TRAIN_LOSS] if quantity is TRAIN_LOSS else [TRAIN_LOSS, quantity]
-    with _styled():
-        _save(_draw(make_curves(runs), panels, find_axis(axis)), [path])
+    with styled():
+        save(_draw(make_curves(runs), panels, find_axis(axis)), [path])
     return path
 
 
@@ -84,15 +84,15 @@ def write_figures(runs: Sequence[RunData], folder: Path) -> list[Path]:
     curves = make_curves(runs)
     measured = evaluated(runs)
     written: list[Path] = []
-    with _styled():
+    with styled():
         for axis in AXES.values():
             picture = _draw(curves, [TRAIN_LOSS, *measured[:1]], axis)
-            written += _both(picture, folder / f"curves-{axis.key}")
+            written += both(picture, folder / f"curves-{axis.key}")
         for quantity in measured[1:]:
             picture = _draw(curves, [quantity], AXES["rounds"])
-            written += _both(picture, folder / f"{_file_name(quantity.title)}-rounds")
+            written += both(picture, folder / f"{_file_name(quantity.title)}-rounds")
         for i, heat in enumerate(heat_maps(curves)):
-            written += _both(_draw_clients(heat), folder / f"clients{f'-{i + 1}' if i else ''}")
+            written += both(_draw_clients(heat), folder / f"clients{f'-{i + 1}' if i else ''}")
     return written
 
 
@@ -100,11 +100,11 @@ def _file_name(title: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in title.split(" = ")[0].lower())
 
 
-def _both(picture: Figure, stem: Path) -> list[Path]:
-    return _save(picture, [stem.with_name(f"{stem.name}.{kind}") for kind in ("svg", "png")])
+def both(picture: Figure, stem: Path) -> list[Path]:
+    return save(picture, [stem.with_name(f"{stem.name}.{kind}") for kind in ("svg", "png")])
 
 
-def _save(picture: Figure, paths: list[Path]) -> list[Path]:
+def save(picture: Figure, paths: list[Path]) -> list[Path]:
     for path in paths:
         # Without the date, drawing the same runs again changes nothing.
         metadata = {"Date": None} if path.suffix == ".svg" else None
@@ -176,7 +176,7 @@ def _label_ends(panel: Axes, lines: Sequence[Any]) -> None:
     low, high = panel.get_ylim()
     ends = [((float(line.get_ydata()[-1]) - low) / (high - low or 1), line) for line in lines]
     ends.sort(key=lambda end: end[0])
-    places = _apart([end[0] for end in ends], gap=min(0.062, 1 / len(ends)))
+    places = apart([end[0] for end in ends], gap=min(0.062, 1 / len(ends)))
     for (_, line), place in zip(ends, places, strict=True):
         panel.annotate(
             line.get_label(),
@@ -204,7 +204,7 @@ def _end_together(lines: Sequence[Any]) -> bool:
     return min(ends) >= 0.93 * max(ends)
 
 
-def _apart(places: Sequence[float], gap: float) -> list[float]:
+def apart(places: Sequence[float], gap: float) -> list[float]:
     """The nearest ascending places at least `gap` apart, kept within [0, 1] where they fit."""
     result: list[float] = []
     for place in places:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from fafed import tree
-from fafed.algorithm import Algorithm, Batch, Exchange, Trip
-from fafed.engines.contract import Forgotten, NotFinite, Reply
+from fafed.algorithm import Algorithm, Batch, Exchange
+from fafed.engines.contract import Counts, Forgotten, NotFinite, Reply
 from fafed.silos import memory, messages
 from fafed.silos.messages import Content, Message, Place, Refused, Shapes
 from fafed.silos.server import Post, TooFew, log
@@ -105,22 +105,22 @@ class Silos:
         answers = [(one.message, one.buffers) for one in given.values()]
         mean = memory.mean(answers, weights, self.post.folder)
         message, means = tree.map(lambda leaf: leaf.to(shared.x.device), mean)
-        n, steps = len(given), self.steps if "round" in exchange.draw else 0
-        weight, samples = sum(weights), sum(one.samples for one in given.values())
-        loss = sum(w * one.loss for w, one in zip(weights, given.values(), strict=True))
-        evaluations = sum(one.evaluations for one in given.values())
-        up = self.algorithm.message_bytes(answers[-1][0]) + tree.nbytes(answers[-1][1])
-        return Reply(
-            mean=message,
-            buffers=means,
-            trip=Trip(n, self.population, steps, weight / sum(self.weights)),
-            loss=loss / weight if steps else None,
-            gradients=evaluations if self.units is None else samples / self.units,
-            samples=samples,
-            bytes_up=n * up,
-            bytes_down=n * tree.nbytes((down, buffers)),
-            answered=tuple(given),
+        counts = Counts(
+            down=tree.nbytes((down, buffers)),
+            up=self.algorithm.message_bytes(answers[-1][0]) + tree.nbytes(answers[-1][1]),
+            loss=sum(w * one.loss for w, one in zip(weights, given.values(), strict=True)),
+            evaluations=sum(one.evaluations for one in given.values()),
+            samples=sum(one.samples for one in given.values()),
         )
+        reply = counts.reply(
+            exchange,
+            (message, means),
+            list(given),
+            self.weights,
+            steps=self.steps,
+            units=self.units,
+        )
+        return reply._replace(answered=tuple(given))
 
     def _given(
         self,

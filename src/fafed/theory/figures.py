@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fafed.report.palette import LIGHT
-from fafed.report.static import DASHES, _apart, _both, _styled
+from fafed.report.static import DASHES, apart, both, styled
 from fafed.theory.findings import Finding
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ Draw = Callable[[Finding], "dict[str, Figure]"]
 def write_figures(draw: Draw, finding: Finding, folder: Path) -> list[Path]:
     """Each figure as SVG and PNG; returns the paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    with _styled():
+    with styled():
         figures = draw(finding)
-        return [path for name, one in figures.items() for path in _both(one, folder / name)]
+        return [path for name, one in figures.items() for path in both(one, folder / name)]
 
 
 def panels(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:
@@ -62,7 +62,7 @@ def label_ends(
     to_axes = axis.transData + axis.transAxes.inverted()
     low = axis.get_xlim()[1]
     ends = sorted((float(to_axes.transform((low, y))[1]), text, hue) for text, y, hue in labels)
-    for place, (_, text, hue) in zip(_apart([e[0] for e in ends], gap), ends, strict=True):
+    for place, (_, text, hue) in zip(apart([e[0] for e in ends], gap), ends, strict=True):
         axis.annotate(
             text, (x, place), xycoords="axes fraction", color=hue, fontsize=8, va="center"
         )
