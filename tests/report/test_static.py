@@ -7,7 +7,7 @@ from report_runs import plain_run, run
 
 from fafed import ConfigError
 from fafed.report import RunData, figure
-from fafed.report.static import _apart, write_figures
+from fafed.report.static import apart, write_figures
 
 PNG = b"\x89PNG"
 
@@ -56,6 +56,6 @@ def test_unknown_names_are_refused(tmp_path: Path) -> None:
 
 
 def test_labels_move_apart_as_little_as_needed() -> None:
-    assert _apart([0.1, 0.5], gap=0.1) == [0.1, 0.5]
-    assert _apart([0.5, 0.52], gap=0.1) == [0.5, 0.6]
-    assert _apart([0.97, 0.98, 0.99], gap=0.1) == pytest.approx([0.8, 0.9, 1.0])
+    assert apart([0.1, 0.5], gap=0.1) == [0.1, 0.5]
+    assert apart([0.5, 0.52], gap=0.1) == [0.5, 0.6]
+    assert apart([0.97, 0.98, 0.99], gap=0.1) == pytest.approx([0.8, 0.9, 1.0])
