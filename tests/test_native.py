@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fafed.data.batches import Picked
 from fafed.models import MLP, CifarCNN, FashionCNN, MnistCNN, SoftmaxRegression
 from fafed.native import network as native
 from fafed.native.build import available
@@ -51,6 +52,13 @@ def compare(module: nn.Module, inputs: Tensor, targets: Tensor) -> None:
     x0 = flat(module)
     x = x0 + 0.1 * torch.randn(len(inputs), len(x0), dtype=x0.dtype)
     g, loss = torch.func.vmap(known.gradient)(x, inputs, targets)
+
+    rows = torch.randperm(targets.numel()).reshape(targets.shape)
+    pool = torch.empty_like(inputs).flatten(0, 1)
+    pool[rows.flatten()] = inputs.flatten(0, 1)
+    of_rows = torch.func.vmap(lambda x, rows, t: known.gradient(x, Picked(rows, pool), t))
+    assert torch.equal(of_rows(x, rows, targets)[0], g)
+
     for i in range(len(inputs)):
         want, value, outputs = by_autograd(module, x[i], inputs[i], targets[i])
         torch.testing.assert_close(g[i], want, rtol=1e-11, atol=1e-13)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import fafed
+from fafed.engines import simulation
 from fafed.models import build as build_model
 from fafed.native.build import available
 
@@ -273,6 +274,29 @@ def test_a_round_that_fails_in_its_second_exchange_can_be_tried_again(name):
     list(run)
     list(twin)
     assert torch.equal(run.state.shared.x, twin.state.shared.x)
+
+
+def test_states_too_large_to_be_held_twice(monkeypatch):
+    """A round is the same, but one that fails half-way ends the run."""
+    p = Problem(3)
+    small = p.run(fafed.FAFED(eta=0.05), 2, 3)
+    monkeypatch.setattr(simulation, "UNDO_BYTES", 0)
+    large = p.run(fafed.FAFED(eta=0.05), 2, 3)
+    for run in (small, large):
+        list(run)
+    assert torch.equal(large.state.shared.x, small.state.shared.x)
+
+    run = p.run(fafed.FAFED(eta=0.05), 3, 3, engine="loop")  # a client at a time
+    run.round()
+    before = run.engine.states
+    p.pool[1][p.parts[2]] = torch.nan  # the last client's
+    with pytest.raises(fafed.Diverged):
+        run.round()
+    with pytest.raises(fafed.FafedError, match="go on from a checkpoint"):
+        run.round()
+    with pytest.raises(fafed.FafedError, match="go on from a checkpoint"):
+        _ = run.engine.states
+    run.engine.states = before
 
 
 class Late(fafed.schedules.Schedule):

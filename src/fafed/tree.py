@@ -11,11 +11,20 @@ from torch.utils import _pytree as pytree
 
 
 def leaves(tree: Any) -> list[Tensor]:
-    return pytree.tree_leaves(tree)
+    if isinstance(tree, Tensor):
+        return [tree]
+    if not isinstance(tree, tuple):  # lists and dicts of a user's own
+        return pytree.tree_leaves(tree)
+    return [leaf for branch in tree for leaf in leaves(branch)]
 
 
 def map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    return pytree.tree_map(function, tree, *others)
+    if isinstance(tree, Tensor):
+        return function(tree, *others)
+    if not isinstance(tree, tuple):  # lists and dicts of a user's own
+        return pytree.tree_map(function, tree, *others)
+    parts = [map(function, *branches) for branches in zip(tree, *others, strict=True)]
+    return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
 
 
 def rebuilt(like: Any, leaves: Sequence[Tensor]) -> Any:

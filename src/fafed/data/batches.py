@@ -35,6 +35,13 @@ class Drawn(NamedTuple):
     fresh: Tensor  # (steps,) bool
 
 
+class Picked(NamedTuple):
+    """Rows of a pool that are not copied together yet: an engine may read them where they are."""
+
+    rows: Tensor
+    pool: Tensor
+
+
 class Draws(NamedTuple):
     """All that one exchange may look at on one client; () where nothing was asked for."""
 
@@ -119,6 +126,7 @@ class Examples:
         self.pool = pool
         self.parts: list[Indices] = [np.asarray(part, dtype=np.int64) for part in parts]
         self.examples = tuple(len(part) for part in self.parts)
+        self._lengths = np.asarray(self.examples)
         self.batch_size = _checked_size("batch_size", batch_size)
         self.anchor_size = _checked_size(
             "opening_batch_size", batch_size if anchor_size is None else anchor_size
@@ -152,6 +160,11 @@ class Examples:
     def gather(self, rows: Tensor) -> Any:
         return tree.map(lambda leaf: _rows(leaf, rows), self.pool)
 
+    def pick(self, rows: Tensor) -> Any:
+        """The same for an engine that gathers inputs by itself."""
+        inputs, *rest = self.pool
+        return Picked(rows, inputs), *(_rows(leaf, rows) for leaf in rest)
+
     def stackable(self, kinds: Sequence[Draw]) -> bool:
         sizes = {"round": self.batch_size, "anchor": self.anchor_size, "full": "full"}
         return len(set(self.examples)) == 1 or all(sizes[kind] != "full" for kind in kinds)
@@ -173,7 +186,7 @@ class Examples:
         )
 
     def _drawn(self, kind: str, who: Indices, step: int, steps: int, size: Any) -> Drawn:
-        lengths = np.asarray(self.examples)[who]
+        lengths = self._lengths[who]
         places = np.empty((len(who), steps, lengths[0] if size == "full" else size), np.int64)
         for n in np.unique(lengths):
             here = lengths == n
@@ -205,7 +218,7 @@ class Examples:
         """The rows of all clients with n examples, (clients, n), and where each client stands."""
         with self._one_at_a_time:
             if n not in self._stacks:
-                members = np.flatnonzero(np.asarray(self.examples) == n)
+                members = np.flatnonzero(self._lengths == n)
                 index = np.full(len(self.examples), -1)
                 index[members] = np.arange(len(members))
                 self._stacks[n] = np.stack([self.parts[c] for c in members]), index
@@ -217,7 +230,7 @@ class Examples:
             if (n, epoch) not in self._orders:
                 for old in [k for k in self._orders if k[0] == n and k[1] < epoch - 1]:
                     del self._orders[old]
-                members = np.flatnonzero(np.asarray(self.examples) == n)
+                members = np.flatnonzero(self._lengths == n)
                 key = randomness.keys("epoch", self.seed, members, epoch)
                 self._orders[n, epoch] = randomness.permutations(key, n)
             return self._orders[n, epoch]

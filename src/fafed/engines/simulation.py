@@ -22,7 +22,7 @@ from fafed.data.batches import ClientBatches, Draws, Source, draw_stacked
 from fafed.engines.client import ClientState, check, visit
 from fafed.engines.contract import Counts, Reply
 from fafed.engines.crew import Crew
-from fafed.errors import ConfigError
+from fafed.errors import ConfigError, FafedError
 from fafed.native.build import NoCompiler, library
 from fafed.objective import Memory, Objective
 
@@ -30,6 +30,7 @@ ENGINES = ("auto", "loop", "vmap", "native")
 SMALL_GRADIENT = 3e7  # floating-point operations; measured by benchmarks/engine_choice.py
 GROUPS = 2  # vmap: at least so many, for as many workers
 GROUP_BYTES = 2**23  # vmap: parameters of the clients in one group; larger ones leave the cache
+UNDO_BYTES = 2**30  # clients' states that are held twice while a round is under way
 
 
 class Row(NamedTuple):
@@ -81,6 +82,10 @@ class Simulation:
         self.steps = steps
         self.kept: list[Row | None] = [None] * len(self.weights)
         self.pending: dict[int, Row] = {}  # of the round under way
+        # Larger states are held once: a round changes them, and one that fails ends the run.
+        states = self.population * tree.nbytes(algorithm.join(objective.x0))
+        self.undoes = states <= UNDO_BYTES
+        self.changed = self.spoilt = False
         self.engine = self._choose(engine)
         self.crew = Crew(workers)
 
@@ -108,6 +113,7 @@ class Simulation:
         step: int,
     ) -> Sums:
         """Let these clients do their part, and add up what they send, in their order."""
+        self._refuse_spoilt()
         down = exchange.send(shared)
         work = self._single if self.engine == "loop" else self._group
         sums = Sums(tree.nbytes((down, buffers)))
@@ -115,7 +121,7 @@ class Simulation:
             partial(work, exchange, down, buffers, group, step) for group in self._groups(clients)
         ]
         for found in self.crew.in_order(jobs):
-            self.pending |= found.rows
+            self._keep(found.rows)
             if found.mean is None:
                 (client,) = found.rows
                 sums.mean.add(found.message, self.weights[client])
@@ -136,19 +142,37 @@ class Simulation:
     @property
     def states(self) -> list[ClientState | None]:
         """What each client keeps; None for one that has not taken part yet."""
+        self._refuse_spoilt()
         return [None if kept is None else kept.state() for kept in self.kept]
 
     @states.setter
     def states(self, states: Sequence[ClientState | None]) -> None:
         self.kept = [None if state is None else Row(state) for state in states]
+        self.changed = self.spoilt = False
 
     def commit(self) -> None:
         for client, kept in self.pending.items():
             self.kept[client] = kept
-        self.pending = {}
+        self.pending, self.changed = {}, False
 
     def rollback(self) -> None:
-        self.pending = {}
+        self.pending, self.spoilt = {}, self.spoilt or self.changed
+
+    def _keep(self, rows: dict[int, Row]) -> None:
+        if self.undoes:
+            self.pending |= rows
+            return
+        self.changed = True
+        for client, row in rows.items():
+            self.kept[client] = row
+
+    def _refuse_spoilt(self) -> None:
+        if self.spoilt:
+            raise FafedError(
+                "a round failed after it had changed the states of some clients, which together "
+                f"are larger than {UNDO_BYTES >> 20} MiB and are held only once: go on from a "
+                "checkpoint"
+            )
 
     # What one worker does at a time: one client, or a group of them under vmap.
 
@@ -184,9 +208,12 @@ class Simulation:
         step: int,
     ) -> Found:
         count: list[tuple[int, int]] = []
+        gather = self.source.gather
+        if self.engine == "native":
+            gather = getattr(self.source, "pick", gather)
 
         def one(state: ClientState, draws: Draws, buffers: Any) -> Any:
-            batches = ClientBatches(self.source.gather, draws)
+            batches = ClientBatches(gather, draws)
             found = visit(
                 self.objective, exchange, down, buffers, state, batches, engine=self.engine
             )

@@ -75,7 +75,7 @@ def _typed(lib: ctypes.CDLL) -> ctypes.CDLL:
     pointer, small, size = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
     lib.room.argtypes = [pointer, small, size]
     lib.room.restype = size
-    lib.gradients.argtypes = [pointer, small, *[size] * 4, pointer, size, *[pointer] * 6]
+    lib.gradients.argtypes = [pointer, small, *[size] * 4, pointer, size, *[pointer] * 7]
     lib.gradients.restype = size
     lib.outputs.argtypes = [pointer, small, size, size, *[pointer] * 4]
     lib.outputs.restype = None

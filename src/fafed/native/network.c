@@ -500,16 +500,26 @@ static double entropy(int64_t b, int64_t classes, const real *logits, const int6
 /* Numbers in the room that pieces of b examples need. It must hold zeros before its first use. */
 int64_t room(const layer *layers, int32_t n, int64_t b) {
     place places[LAYERS];
-    return lay_out(layers, n, b, places);
+    return lay_out(layers, n, b, places) + b * numbers_in(layers);
 }
 
-/* clients x (vector, batch) -> gradients and losses, in pieces of at most `piece` examples.
-   Returns 0, or 1 + the place of the first target that is no class. */
+/* Rows of a pool side by side, or what is side by side already. */
+static const real *gathered(const real *inputs, const int64_t *rows, int64_t from, int64_t b,
+                            int64_t one, real *room) {
+    if (!rows) return inputs + from * one;
+    for (int64_t e = 0; e < b; e++)
+        memcpy(room + e * one, inputs + rows[from + e] * one, (size_t)one * sizeof(real));
+    return room;
+}
+
+/* clients x (vector, batch) -> gradients and losses, in pieces of at most `piece` examples. With
+   `rows`, inputs are a pool and these the rows of the clients' batches. Returns 0, or 1 + the place of the first target that is no class. */
 int64_t gradients(const layer *layers, int32_t n, int64_t clients, int64_t b, int64_t piece,
                   int64_t d, const real *x, int64_t x_stride, const real *inputs,
-                  const int64_t *targets, real *gradient, real *losses, real *rest, real *room) {
+                  const int64_t *rows, const int64_t *targets, real *gradient, real *losses,
+                  real *rest, real *room) {
     place places[LAYERS];
-    lay_out(layers, n, piece, places);
+    real *beside = room + lay_out(layers, n, piece, places);
     const layer *top = layers + n - 1;
     const int64_t one = numbers_in(layers), classes = numbers_out(top);
     for (int64_t t = 0; t < clients * b; t++)
@@ -520,7 +530,7 @@ int64_t gradients(const layer *layers, int32_t n, int64_t clients, int64_t b, in
         double loss = counted ? 0 : NAN;
         for (int64_t done = 0; done < b; done += piece) {
             const int64_t here = b - done < piece ? b - done : piece;
-            const real *a = inputs + done * one;
+            const real *a = gathered(inputs, rows, client * b + done, here, one, beside);
             real *part = done ? rest : gradient;
             const real *logits = through(layers, n, places, room, x, here, a);
             loss += entropy(here, classes, logits, targets + done, (real)(1. / (double)counted),
@@ -532,7 +542,7 @@ int64_t gradients(const layer *layers, int32_t n, int64_t clients, int64_t b, in
                 for (int64_t p = 0; p < d; p++) gradient[p] += rest[p];
         }
         *losses++ = (real)loss;
-        x += x_stride, gradient += d, inputs += b * one, targets += b;
+        x += x_stride, gradient += d, targets += b;
     }
     return 0;
 }

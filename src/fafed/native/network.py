@@ -12,12 +12,14 @@ import ctypes
 import threading
 from collections import deque
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fafed.data.batches import Picked
 from fafed.native import build
 from fafed.stacking import for_all_clients
 
@@ -79,9 +81,15 @@ class Network:
         classes = targets.ndim == 1 and targets.dtype == torch.int64
         return fits and classes and inputs.dtype == self.dtype
 
-    def gradient(self, x: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def gradient(
+        self, x: Tensor, inputs: Tensor | Picked, targets: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """(d,), (b, ...), (b,) -> gradient (d,) and loss (); under vmap for all clients at once."""
-        g, loss = for_all_clients(self.stacked, x, inputs, targets)
+        if isinstance(inputs, Picked):
+            of_all = partial(self.stacked, pool=inputs.pool.contiguous())
+            g, loss = for_all_clients(of_all, x, inputs.rows, targets)
+        else:
+            g, loss = for_all_clients(self.stacked, x, inputs, targets)
         return g, loss
 
     def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
@@ -94,17 +102,21 @@ class Network:
         work.library.outputs(work.layers, len(work.layers), b, work.piece, *vectors)
         return logits
 
-    def stacked(self, x: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The same as `gradient`, with a first dimension that runs over the clients."""
+    def stacked(
+        self, x: Tensor, inputs: Tensor, targets: Tensor, pool: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The same as `gradient`, with a first dimension that runs over the clients; with a pool,
+        inputs are row numbers of it."""
         n, b = targets.shape
         x = x if x.stride(1) == 1 else x.contiguous()  # one vector for all is not copied
         inputs, targets = inputs.contiguous(), targets.contiguous()
-        work = self._work(inputs.shape[2:], b)
+        rows = 0 if pool is None else inputs.data_ptr()
+        work = self._work(inputs.shape[2:] if pool is None else pool.shape[1:], b)
         gradient, losses = x.new_empty(n, self.parameters), x.new_empty(n)
         wrong = work.library.gradients(
             *(work.layers, len(work.layers), n, b, work.piece, self.parameters),
-            *(x.data_ptr(), x.stride(0)),
-            *_addresses(inputs, targets, gradient, losses, work.rest, work.room),
+            *(x.data_ptr(), x.stride(0), (inputs if pool is None else pool).data_ptr(), rows),
+            *_addresses(targets, gradient, losses, work.rest, work.room),
         )
         if wrong:
             raise IndexError(f"target {int(targets.flatten()[wrong - 1])} is out of bounds")
