@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -121,7 +122,21 @@ def test_everything_once(tiny, ran, tmp_path):
     assert final.job.settings == race.winner.job.settings
     assert (final.job.seed, final.job.rounds, final.job.changes) == (2, rounds.count, {})
     assert plan.long("tiny-low", "fafed", 1).job.rounds == 3 * rounds.count
-    assert [len(rung) for rung in plan.tuned("tiny-low").rungs] == [5, 5, 3]
+    tuned = plan.tuned("tiny-low")
+    assert [len(rung) for rung in tuned.rungs] == [5, 5, 3]
+    last = tiny.tuned.rungs[-1]
+    seeds = {
+        o.job.seed for o in plan.ledger.outcomes.values() if "data.validation" in o.job.changes
+    }
+    assert seeds == {0, *last.more_seeds}
+
+    def mean(outcome):
+        own = [replace(outcome.job, seed=seed) for seed in (0, *last.more_seeds)]
+        return sum(score(o, last.tail) for o in plan.ledger.need(own))
+
+    assert mean(tuned.winner) == max(map(mean, tuned.rungs[-1]))
+    also = plan.tuned_also("tiny-low", 2).job
+    assert also.settings == tuned.winner.job.settings | {"v_bits": 8}
     changed = plan.deviation(tiny.deviations[0], "fafed").job
     assert changed.build(tiny).batch_size == 10
     assert changed.settings["beta"] == 0.5

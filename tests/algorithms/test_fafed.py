@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import math
 
+import hypothesis
 import pytest
 import torch
+from hypothesis import strategies as st
 from paper.central import storm, superadam
 from paper.fafed import fafed as transcribed
 from paper.fedavg import fedavg
 from problem import Problem, close
 
 from fafed import FAFED
+from fafed.algorithms.fafed import Message
 from fafed.schedules import Power, TheoryMomentum, TheoryStep
 
 N, T = 4, 24
@@ -212,6 +216,36 @@ def test_adaptivity_custom_function():
 
     p = Problem(N)
     close(p.xs(FAFED(adaptivity=adam), 4, 3), p.xs(FAFED(), 4, 3))
+
+
+@hypothesis.given(st.floats(2.0**-40, 2.0**23.5))
+def test_eight_bits_keep_the_magnitude_of_v(value):
+    v = torch.tensor([value, 0.0, 1e-30, 1e30], dtype=torch.float64)
+    near, *ends = FAFED(v_bits=8).sent(v).tolist()
+    assert abs(math.log2(near / value)) <= 1 / 8 + 1e-9
+    assert ends == pytest.approx([0, 0, 2.0**23.5])
+
+
+def test_eight_bits_are_enough_for_all_values_and_are_counted():
+    algorithm = FAFED(v_bits=8)
+    v = torch.logspace(-60, 30, 100_000, base=2, dtype=torch.float64)
+    assert len(algorithm.sent(v).unique()) == 256  # one byte
+    x = torch.ones(10)
+    assert FAFED().message_bytes(Message(x, x, x)) == 120
+    assert algorithm.message_bytes(Message(x, x, x)) == 90
+
+
+def test_the_mean_iterate_follows_the_mean_estimate_with_eight_bits_too():
+    """ID-3: it holds for every A that all clients share."""
+    p = Problem()
+    algorithm = FAFED(eta=0.05, alpha=0.3, rho=0.1, v_bits=8)
+    run = p.run(algorithm, 1, 2)
+    run.round()
+    before = run.state.shared
+    run.round()
+    after = run.state.shared
+    A = algorithm.scale(after.v)
+    torch.testing.assert_close(after.x, before.x - 0.05 * after.m / A)
 
 
 def test_amsgrad_scale_never_decreases():

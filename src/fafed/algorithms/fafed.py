@@ -109,6 +109,11 @@ class FAFED(Algorithm):
     first_step_precond: bool = hyper(False, switch, "divide the very first step by A, too")
     coupled_masks: bool = hyper(True, switch, "both gradients of a step use the same dropout masks")
     old_grad_scale: float = hyper(1.0, at_least(0), "factor of g(x_{t-1}); 1 in the paper")
+    v_bits: int = hyper(
+        32,
+        Rule("32 or 8", lambda v: v in (32, 8)),
+        "a number of v on its way up: as it is, or rounded to a power of 2^(1/4)",
+    )
     blocks: tuple[int, ...] = hyper(
         (),
         Rule("positive sizes", lambda v: isinstance(v, tuple) and all(n > 0 for n in v)),
@@ -132,7 +137,7 @@ class FAFED(Algorithm):
         self, grad: Grad, down: Opening, local: Local, batches: Batches
     ) -> tuple[Local, Estimate]:
         g = grad(down.x, batches.anchor)
-        return local, Estimate(g, self.collect(None, g))
+        return local, Estimate(g, self.sent(self.collect(None, g)))
 
     def first_step(self, shared: Shared, mean: Estimate, trip: Trip) -> Shared:
         m, v = mean
@@ -165,7 +170,7 @@ class FAFED(Algorithm):
             v = self.collect(v, g)
             before, x = x, self.move(x, at(self.eta, t + k), m, A)
         last = before if self.sync_precond == "fresh" else x  # fresh: the q-th move is the server's
-        return Local(before), Message(last, m, v)
+        return Local(before), Message(last, m, self.sent(v))
 
     def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:
         x, m, v = mean
@@ -212,6 +217,18 @@ class FAFED(Algorithm):
         if self.adaptivity == "block":
             v = torch.cat([s.expand(n) for s, n in zip(v.unbind(), self.blocks, strict=True)])
         return v.sqrt() + self.rho
+
+    def sent(self, v: Tensor) -> Tensor:
+        """What arrives of a client's v. All clients still share one A >= rho, which is all that
+        the theory asks of it."""
+        if self.v_bits == 32:
+            return v
+        quarters = (4 * v.log2()).round().clamp(max=94)  # -160 to 94: 255 powers, and 0
+        return torch.where(v < 2.0**-40, 0.0, torch.exp2(quarters / 4))
+
+    def message_bytes(self, message: Estimate | Message) -> int:
+        spared = message.v.element_size() - 1 if self.v_bits == 8 else 0
+        return super().message_bytes(message) - spared * message.v.numel()
 
     def move(self, x: Tensor, rate: float | Tensor, m: Tensor, A: Any) -> Tensor:
         """x - rate * m / A, in as few passes over the memory as it takes."""

@@ -39,7 +39,12 @@ def stages(plan: Plan) -> dict[str, Calls]:
     for name in levels:  # a column of Table 2 at a time, because that is worth showing
         found[name] = [partial(plan.final, name, m, seed) for seed in p.seeds for m in methods]
     found |= {
-        "tuned": [partial(plan.tuned_final, n, seed) for seed in p.seeds for n in levels],
+        "tuned": [
+            partial(decide, n, seed)
+            for decide in (plan.tuned_final, plan.tuned_also)
+            for seed in p.seeds
+            for n in levels
+        ],
         "long": seeds(plan.long, p.seeds[:1]),
         "sensitivity": [partial(plan.sensitivity, k, v) for k in values for v in values[k]],
         "deviations": [partial(plan.deviation, d, m) for d in p.deviations for m in d.methods],

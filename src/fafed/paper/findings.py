@@ -81,6 +81,9 @@ class Findings:
     def tuned(self, name: str) -> list[Outcome]:
         return self._seeds(lambda seed: self.plan.tuned_final(name, seed))
 
+    def tuned_also(self, name: str) -> list[Outcome]:
+        return self._seeds(lambda seed: self.plan.tuned_also(name, seed))
+
     def curves(self, name: str, method: str) -> list[Outcome]:
         """For the figures: of Table 2, or the one of the other data."""
         if name in self.protocol.table2:

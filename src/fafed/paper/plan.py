@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -29,7 +29,8 @@ class Rounds:
 
 @dataclass(frozen=True)
 class Race:
-    """A search by halving: what was tried on each rung, best first, and who won."""
+    """A search by halving: what was tried on each rung, best first, and who won. Of a trial with
+    several seeds, the first."""
 
     rungs: list[list[Outcome]]
     winner: Outcome
@@ -102,6 +103,11 @@ class Plan:
     def tuned_final(self, name: str, seed: int) -> Outcome:
         return self._measured(name, self.tuned(name).winner.job, seed)
 
+    def tuned_also(self, name: str, seed: int) -> Outcome:
+        chosen = self.tuned(name).winner.job
+        settings = {**chosen.settings, **self.protocol.tuned.also}
+        return self._measured(name, replace(chosen, settings=settings), seed)
+
     # One thing at a time.
 
     def sensitivity(self, what: str, value: Any) -> Outcome:
@@ -149,18 +155,24 @@ class Plan:
     ) -> Race:
         rungs: list[list[Outcome]] = []
         for rung in search.rungs:
-            jobs = [self._trial(name, algorithm, settings, rung) for settings in candidates]
-            ranked = sorted(self.ledger.need(jobs), key=lambda o: -score(o, rung.tail))
-            rungs.append(ranked)
-            candidates = [outcome.job.settings for outcome in ranked[: rung.keep]]
+            seeds = [self.protocol.choosing_seed, *rung.more_seeds]
+            jobs = [
+                self._trial(name, algorithm, settings, rung, seed)
+                for settings in candidates
+                for seed in seeds
+            ]
+            outcomes = self.ledger.need(jobs)
+            trials = [outcomes[i : i + len(seeds)] for i in range(0, len(jobs), len(seeds))]
+            trials.sort(key=lambda trial: -sum(score(o, rung.tail) for o in trial))
+            rungs.append([trial[0] for trial in trials])
+            candidates = [outcome.job.settings for outcome in rungs[-1][: rung.keep]]
         return Race(rungs, rungs[-1][0])
 
-    def _trial(self, name: str, algorithm: str, settings: Settings, rung: Rung) -> Job:
+    def _trial(self, name: str, algorithm: str, settings: Settings, rung: Rung, seed: int) -> Job:
         rounds = self._share(name, rung.share)
         changes: dict[str, Any] = {"data.validation": self.protocol.validation}
         if rung.tail == 1:
             changes["eval_every"] = rounds
-        seed = self.protocol.choosing_seed
         return Job(name, algorithm, settings, seed, rounds, changes)
 
     def _measured(self, name: str, chosen: Job, seed: int, times: int = 1) -> Outcome:

@@ -19,6 +19,7 @@ class Rung(Part):
     share: float = Field(gt=0, le=1)  # of the rounds
     keep: int = Field(ge=1)
     tail: int = Field(ge=1)
+    more_seeds: list[int] = Field(default_factory=list)  # beside the choosing one
 
 
 class Budget(Part):
@@ -35,6 +36,7 @@ class Tuned(Search):
     algorithm: str
     eta_times: list[float]
     grid: dict[str, list[Any]]
+    also: dict[str, Any]  # measured beside the choice, with these settings changed
 
 
 class Long(Part):
