@@ -52,8 +52,10 @@ def finite(tree: Any) -> Tensor:
     numbers = [leaf for leaf in leaves(tree) if leaf.is_floating_point()]
     if not numbers:
         return torch.tensor(True)
-    if torch.isfinite(torch.stack([leaf.sum(dtype=torch.float64) for leaf in numbers])).all():
-        return torch.tensor(True)  # one pass that only reads; a sum may overflow, so else look
+    # one pass that only reads, in parts: torch casts what it sums in float64 as a whole
+    parts = [part for leaf in numbers for part in torch.split(leaf.reshape(-1), 2**17)]
+    if torch.isfinite(torch.stack([part.sum(dtype=torch.float64) for part in parts])).all():
+        return torch.tensor(True)  # a sum may overflow, so else look
     return torch.stack([torch.isfinite(leaf).all() for leaf in numbers]).all()
 
 
