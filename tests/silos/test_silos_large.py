@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -151,6 +153,23 @@ def test_a_parked_model_is_the_same_model(tmp_path):
         assert torch.equal(a, b)
         assert b.requires_grad
         assert b.untyped_storage().data_ptr() == parked.x0.untyped_storage().data_ptr()
+
+
+def test_answers_that_come_at_the_same_time(tmp_path):
+    """Each in a thread of its own, which maps files and gives back the memory of all of them."""
+
+    def one(_):
+        for _ in range(100):
+            held.append(bodies.room(tmp_path, 100))
+            bodies.release()
+
+    held, interval = [], sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(one, range(4)))
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_a_full_disk_is_found_out_before_it_is_written_to(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ import math
 import mmap
 import os
 import tempfile
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -51,6 +52,7 @@ class Chain:
 
 Body = bytes | bytearray | mmap.mmap | Chain
 _mapped: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+_mapping = threading.Lock()  # answers come in threads of their own
 
 
 def room(folder: Path, size: int) -> bytearray | mmap.mmap:
@@ -69,7 +71,8 @@ def room(folder: Path, size: int) -> bytearray | mmap.mmap:
         raise FafedError(
             f"there is no room for {size} bytes in {folder}: {cause}. Free some space"
         ) from cause
-    _mapped.add(made)
+    with _mapping:
+        _mapped.add(made)
     return made
 
 
@@ -162,7 +165,9 @@ def digest(body: Body) -> str:
 def release() -> None:
     """Give back the memory of what was read from files or written to them; it is read again when
     it is wanted again."""
-    for body in list(_mapped):
+    with _mapping:
+        found = list(_mapped)
+    for body in found:
         _forget(body)
 
 
