@@ -1,15 +1,16 @@
 """Seconds of a round over real silos on loopback beyond its computation: ours, and FLARE's own.
 
-    python benchmarks/silos/overhead.py [--silos 3] [--parameters 26620,50000000] [--ours]
+    python benchmarks/silos/overhead.py [--silos 3] [--parameters 26620,50000000] [--passes 2]
+                                         [--ours]
 
 FedAvg on a linear model of about so many parameters, one step on one example, in the same kind of
 federation: provisioned, mutual TLS, a process for each. FLARE's is its FedAvgRecipe with
 fedavg_script.py; its sites ask for tasks every 2 s, which would be all there is to see, so they do
 it every 0.1 s here. A round lasts from one global model's arrival at the first silo to the
-next's, checkpoint and all. The same rounds in simulation are timed beside them, for the
-computation, and taken off. On a machine that others use, too, seconds of the clock vary; those of
-the processor, over all processes of the federation, are what the messages cost. Needs
-fafed[nvflare].
+next's, checkpoint and all. The two take turns, and the median of the passes is printed. The same
+rounds in simulation are timed beside them, for the computation, and taken off. On a machine that
+others use, too, seconds of the clock vary; those of the processor, over all processes of the
+federation, are what the messages cost. Needs fafed[nvflare].
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--silos", type=int, default=3)
     parser.add_argument("--parameters", default="26620,50000000")
+    parser.add_argument("--passes", type=int, default=2)
     parser.add_argument("--ours", action="store_true", help="leave FLARE's own out")
     chosen = parser.parse_args()
     os.environ["PYTHONPATH"] = f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
@@ -55,20 +57,22 @@ def main() -> None:
     for parameters in map(int, chosen.parameters.split(",")):
         inputs, rounds = parameters // 10 - 1, 30 if parameters < 1e6 else 6
         experiment = linear(inputs, rounds, chosen.silos)
-        with tempfile.TemporaryDirectory() as folder:
-            here = simulated(experiment, Path(folder))
-            print(f"{10 * (inputs + 1):,} parameters, {chosen.silos} silos, seconds of a round")
-            print(f"  the computation           {here.clock:8.3f}, processor {here.processor:8.3f}")
-            ours = over_silos(experiment, chosen.silos, Path(folder)).beyond(here)
-            print(f"  fafed, beyond it          {ours.clock:8.3f}, processor {ours.processor:8.3f}")
-            if not chosen.ours:
-                own = flares_own(inputs, rounds, chosen.silos, Path(folder)).beyond(here)
-                print(
-                    f"  FLARE's own, beyond it    {own.clock:8.3f}, processor {own.processor:8.3f}"
-                )
-                clock, processor = ours.clock / own.clock, ours.processor / own.processor
-                print(f"  fafed / FLARE's own       {clock:8.2f}, processor {processor:8.2f}")
-            sys.stdout.flush()
+        ours, own = list[Cost](), list[Cost]()
+        for _ in range(chosen.passes):
+            with tempfile.TemporaryDirectory() as folder:
+                here = simulated(experiment, Path(folder))
+                ours.append(over_silos(experiment, chosen.silos, Path(folder)).beyond(here))
+                if not chosen.ours:
+                    there = flares_own(inputs, rounds, chosen.silos, Path(folder))
+                    own.append(there.beyond(here))
+        print(f"{10 * (inputs + 1):,} parameters, {chosen.silos} silos, seconds of a round")
+        print(f"  the computation           {here.clock:8.3f}, processor {here.processor:8.3f}")
+        show("fafed, beyond it", ours)
+        if own:
+            show("FLARE's own, beyond it", own)
+            clock, processor = (a / b for a, b in zip(median(ours), median(own), strict=True))
+            print(f"  fafed / FLARE's own       {clock:8.2f}, processor {processor:8.2f}")
+        sys.stdout.flush()
 
 
 class Cost(NamedTuple):
@@ -79,6 +83,16 @@ class Cost(NamedTuple):
 
     def beyond(self, other: Cost) -> Cost:
         return Cost(self.clock - other.clock, self.processor - other.processor)
+
+
+def median(passes: list[Cost]) -> Cost:
+    return Cost(*(statistics.median(one) for one in zip(*passes, strict=True)))
+
+
+def show(what: str, passes: list[Cost]) -> None:
+    found = median(passes)
+    each = ", ".join(f"{one.clock:.3f} {one.processor:.3f}" for one in passes)
+    print(f"  {what:25} {found.clock:8.3f}, processor {found.processor:8.3f}  (passes: {each})")
 
 
 def cost(arrived: list[float], used: dict[int, list[tuple[float, float]]]) -> Cost:
