@@ -116,6 +116,10 @@ def test_a_batch_in_pieces(monkeypatch):
     compare(FashionCNN(), *batches(4, 5, (1, 28, 28)))
 
 
+def test_a_single_matrix():
+    compare(nn.Linear(20, 3), *batches(2, 4, (20,), classes=3))
+
+
 def test_an_activation_at_the_end():
     compare(nn.Sequential(nn.Linear(12, 7), nn.Tanh()), *batches(3, 6, (12,), 7))
 
@@ -201,7 +205,6 @@ def hooked() -> nn.Module:
         Shouting(nn.Linear(3, 2)),
         frozen(),
         hooked(),
-        nn.Linear(3, 2),
         nn.Sequential(nn.Linear(3, 3), nn.GELU(), nn.Linear(3, 2)),
         nn.Sequential(nn.Linear(3, 3), nn.Dropout(), nn.Linear(3, 2)),
         nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.ReLU(), nn.Linear(3, 2)),

@@ -15,9 +15,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from fafed import tree
 from fafed.algorithm import Algorithm, Exchange
+from fafed.allocation import return_memory
 from fafed.data.batches import ClientBatches, Draws, Source, draw_stacked
 from fafed.engines.client import ClientState, check, visit
 from fafed.engines.contract import Counts, Reply
@@ -30,6 +33,7 @@ ENGINES = ("auto", "loop", "vmap", "native")
 SMALL_GRADIENT = 3e7  # floating-point operations; measured by benchmarks/engine_choice.py
 GROUPS = 2  # vmap: at least so many, for as many workers
 GROUP_BYTES = 2**23  # vmap: parameters of the clients in one group; larger ones leave the cache
+LARGE_BYTES = 2**25  # a vector after whose use memory is returned; a client takes seconds
 UNDO_BYTES = 2**30  # clients' states that are held twice while a round is under way
 
 
@@ -59,6 +63,26 @@ class Sums(Counts):
     """The weighted sums over some clients from which the reply is made."""
 
     mean: tree.Mean = field(default_factory=tree.Mean)
+
+
+class Operations(TorchDispatchMode):
+    """Counts what torch's FlopCounterMode counts, but does not import torch's compiler for it:
+    that takes a second."""
+
+    count = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None:
+            self.count += formula(*args, **(kwargs or {}), out_val=out)
+        return out
 
 
 class Simulation:
@@ -117,6 +141,7 @@ class Simulation:
         down = exchange.send(shared)
         work = self._single if self.engine == "loop" else self._group
         sums = Sums(tree.nbytes((down, buffers)))
+        large = tree.nbytes(self.objective.x0) >= LARGE_BYTES
         jobs = [
             partial(work, exchange, down, buffers, group, step) for group in self._groups(clients)
         ]
@@ -132,6 +157,9 @@ class Simulation:
             sums.samples += found.samples
             message, own = found.message
             sums.up = self.algorithm.message_bytes(message) + tree.nbytes(own)
+            if large:
+                del found, message, own
+                return_memory()
         return sums
 
     def reply(self, exchange: Exchange, sums: Sums, clients: Sequence[int]) -> Reply:
@@ -331,14 +359,11 @@ class Simulation:
     def _small(self) -> bool:
         """By the floating-point operations of one gradient: a number that does not depend on the
         machine or its load, so that the choice, and with it every digit, is reproducible."""
-        from torch.utils.flop_counter import FlopCounterMode
-
         draws = tree.map(lambda leaf: leaf.to(self.objective.x0.device), self._first_batch(0))
         (batch,) = ClientBatches(self.source.gather, draws)
-        counter = FlopCounterMode(display=False)
-        with counter:
+        with Operations() as operations:
             self.objective.evaluate(self.objective.x0, batch, self.objective.start(), engine="loop")
-        return counter.get_total_flops() <= SMALL_GRADIENT
+        return operations.count <= SMALL_GRADIENT
 
     def _try_vmap(self) -> None:
         two = [0, min(1, self.population - 1)]

@@ -49,6 +49,8 @@ class Layer(ctypes.Structure):
 
 def recognised(module: nn.Module, loss: Any) -> Network | None:
     """The network, if it is one that network.c can do and does faster; else None."""
+    if type(module) is nn.Linear:
+        module = nn.Sequential(module)
     if loss is not F.cross_entropy or not isinstance(module, nn.Sequential):
         return None
     if type(module).forward is not nn.Sequential.forward or _hooked(module):
