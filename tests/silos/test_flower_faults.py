@@ -26,18 +26,18 @@ from fafed.engines.flower import app
 from fafed.silos.server import Terms
 from fafed.silos.serving import serve
 
-SILOS = ("north", "south")
+SILOS = ("north", "south", "west")
 
 
 class Trial:
-    """Three rounds of FAFED over two silos that obey the test's orders."""
+    """Five rounds of FAFED over three silos that obey the test's orders."""
 
     def __init__(self, folder):
         data, file = folder / "data", folder / "flower" / "hospitals.toml"
         self.flower = Flower(folder / "flower")
         write_data(data, len(SILOS))
         model = {"name": "flower_silo:Obedient", "inputs": 6, "outputs": 3}
-        write_experiment(file, data, name="hospitals", rounds=3, engine="loop", model=model)
+        write_experiment(file, data, name="hospitals", rounds=5, engine="loop", model=model)
         self.found = Experiment.read(file)
         self.place = RunDir.of(self.found, folder / "flower" / "runs")
         allow = f'allow = ["flower_silo:Obedient", "{data}"]\n[data]\nshare = true\n'
@@ -46,48 +46,79 @@ class Trial:
     def begin(self):
         self.flower.link()
         self.flower.nodes(**self.sites)
-        line = self.flower.typed("fafed export flower").replace("north,south,west", "north,south")
-        self.flower.do(line)
+        self.flower.do(self.flower.typed("fafed export flower"))
 
     def run(self, config: str, code: int | None = None) -> str:
         line = f"{self.flower.typed('flwr run')} --run-config '{config}'"
         return self.flower.do(line, seconds=600, code=code)
 
-    def order(self, silo: str, what: str) -> None:
-        (self.flower.orders / silo).write_text(what)
+    def order(self, **orders: str) -> None:
+        """What each silo must do from now on; those that are not named behave."""
+        for silo in SILOS:
+            (self.flower.orders / silo).unlink(missing_ok=True)
+        for silo, what in orders.items():
+            (self.flower.orders / silo).write_text(what)
+
+    def asked(self, round: int, *silos: str) -> None:
+        """Wait for a round to begin, and for these silos to be at work in it."""
+        wait(self.place.path, round=round, direction="sent")
+        for silo in silos:
+            wait(self.flower.folder / f"kept-{silo}", round=round, direction="received")
+
+    def kill_client_app(self, silo: str) -> None:
+        """SIGKILL for the process that computes the answer; its SuperNode lives on."""
+        found = self.flower.family(silo)
+        (process,) = [p for p in found if "flwr-clientapp" in " ".join(p.cmdline())]
+        process.kill()
 
     def log(self) -> str:
         return (self.place.path / "log.txt").read_text()
 
 
-def never_answers(trial):
+def too_few_answer(trial):
     """The run stops at its deadline, below min-silos, and says why."""
     told = []
-    run = threading.Thread(target=lambda: told.append(trial.run("min-silos=2 deadline=8.0")))
+    run = threading.Thread(target=lambda: told.append(trial.run("min-silos=3 deadline=8.0")))
     run.start()
-    wait(trial.place.path, round=1, direction="sent")
-    trial.order("south", "sleep")
+    trial.asked(1)
+    trial.order(south="sleep")
     run.join()
-    assert "of 2 silos, and the run must have 2 (min_silos): bring them back" in told[0], told[0]
+    assert "of 3 silos, and the run must have 3 (min_silos): bring them back" in told[0], told[0]
     assert "silo 'south' did not answer within 8 s; left out" in trial.log()
-    (trial.flower.orders / "south").unlink()
+    trial.order()
 
 
-def goes_bad_then_dark(trial):
-    """A NaN is refused. Then a silo, the SuperLink and the ServerApp are killed in a round, and
-    the other silo's disk is gone."""
-    run = threading.Thread(target=trial.run, args=("min-silos=1 deadline=90.0",))
+def go_bad_then_dark(trial):
+    """Answers with a wrong shape, a wrong round and a NaN are refused. Then a silo never answers
+    while another's ClientApp is killed, and the round ends with those who are left. Then a silo,
+    the SuperLink and the ServerApp are killed in a round, and another silo's disk is gone."""
+    run = threading.Thread(target=trial.run, args=("min-silos=1 deadline=80.0",))
     run.start()
-    wait(trial.place.path, round=2, direction="sent")
-    trial.order("south", "nan")
-    wait(trial.place.path, round=3, direction="sent")
-    assert "round 2: refused a message of 'south': 0.x holds NaN" in trial.log(), trial.log()
-    trial.order("south", "sleep")
-    wait(trial.flower.folder / "kept-south", round=3, direction="received")
-    wait(trial.place.path, round=3, direction="received", peer="north")
+    trial.asked(2)
+    trial.order(south="shape", west="round")
+    trial.asked(3)
+    trial.order(south="nan")
+    trial.asked(4)
+    trial.order(south="sleep", west="sleep")
+    trial.asked(4, "south", "west")
+    trial.kill_client_app("west")
+    trial.asked(5)
+    for words in (
+        "round 2: refused a message of 'south': 0.x has the shape",
+        "round 2: refused a message of 'west': round is 3, expected 2",
+        "round 3: refused a message of 'south': 0.x holds NaN",
+        "round 4: silo 'south' did not answer within 80 s; left out",
+        "round 4: silo 'west' is gone; left out",
+    ):
+        assert words in trial.log(), trial.log()
+    trial.order()
+    wait(trial.flower.folder / "kept-south", round=4, direction="sent")  # too late
+    trial.order(south="sleep")
+    trial.asked(5, "south")
+    wait(trial.place.path, round=5, direction="received", peer="north")
     trial.flower.kill("south", "superlink")
     run.join()
-    (trial.flower.orders / "south").unlink()
+    trial.order()
     shutil.rmtree(trial.flower.folder / "kept-north")
 
 
@@ -96,19 +127,21 @@ def test_a_run_survives_what_real_silos_do_to_it(tmp_path):
     flower = trial.flower
     try:
         trial.begin()
-        never_answers(trial)
-        goes_bad_then_dark(trial)
+        too_few_answer(trial)
+        go_bad_then_dark(trial)
         flower.up()
         flower.again("south")
         told = trial.run("min-silos=1 deadline=90.0", code=0)
     finally:
         flower.stop()
-    assert "round 3 of 3: 2 silos" in told, told
-    assert [r.round for r in trial.place.records()] == [1, 2, 3]
-    assert answered(trial.place, SILOS) == {1: (0, 1), 2: (0,), 3: (0, 1)}
+    assert "round 5 of 5: 3 silos" in told, told
+    assert [r.round for r in trial.place.records()] == [1, 2, 3, 4, 5]
+    who = {1: (0, 1, 2), 2: (0,), 3: (0, 2), 4: (0,), 5: (0, 1, 2)}
+    assert answered(trial.place, SILOS) == who
     assert "silo 'north' has lost its state of the run; it joins anew" in trial.log()
     assert "starts its estimate anew" in trial.log()
-    expected = simulated(trial.found, {2: {1}}, {3: 0})
+    absent = {round: set(range(3)) - set(there) for round, there in who.items()}
+    expected = simulated(trial.found, absent, {5: 0})
     torch.testing.assert_close(final(trial.place), expected, rtol=1e-6, atol=1e-7)
 
 
