@@ -65,11 +65,13 @@ class Sums(Counts):
     mean: tree.Mean = field(default_factory=tree.Mean)
 
 
-class Operations(TorchDispatchMode):
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts what torch's FlopCounterMode counts, but does not import torch's compiler for it:
     that takes a second."""
 
-    count = 0
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count: int = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -361,7 +363,8 @@ class Simulation:
         machine or its load, so that the choice, and with it every digit, is reproducible."""
         draws = tree.map(lambda leaf: leaf.to(self.objective.x0.device), self._first_batch(0))
         (batch,) = ClientBatches(self.source.gather, draws)
-        with Operations() as operations:
+        operations = Operations()
+        with operations:
             self.objective.evaluate(self.objective.x0, batch, self.objective.start(), engine="loop")
         return operations.count <= SMALL_GRADIENT
 
