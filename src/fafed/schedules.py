@@ -38,13 +38,6 @@ def at(rate: Rate, t: Tensor) -> float | Tensor:
     return rate(t) if isinstance(rate, Schedule) else rate
 
 
-def step(x: Tensor, rate: float | Tensor, direction: Tensor) -> Tensor:
-    """x - rate * direction, in one pass over the memory."""
-    if isinstance(rate, Tensor):
-        return torch.addcmul(x, -rate, direction)
-    return torch.sub(x, direction, alpha=rate)
-
-
 def _real(t: Tensor | int) -> Tensor:
     # float64 whatever the model's type: t ** (1/3) in float32 would cost float64 runs digits
     return torch.as_tensor(t).to(torch.float64)

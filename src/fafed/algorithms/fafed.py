@@ -37,7 +37,8 @@ from fafed.algorithm import (
     one_of,
     switch,
 )
-from fafed.schedules import Rate, at, step
+from fafed.schedules import Rate, at
+from fafed.vectors import collected, corrected, step
 
 Statistic = Callable[[Tensor | None, Tensor], Tensor]
 
@@ -155,7 +156,7 @@ class FAFED(Algorithm):
         self, grad: Grad, down: Down, local: Local, batches: Batches
     ) -> tuple[Local, Message]:
         x, m, v, t, keep = down
-        before, A = local.x, self.scale(v)
+        before, A, scale = local.x, self.scale(v), self.old_grad_scale
         if self.adaptivity == "amsgrad":  # v came as a maximum; the server adds the old mean
             v = torch.zeros_like(v)
         for k, batch in enumerate(batches, start=1):
@@ -164,9 +165,9 @@ class FAFED(Algorithm):
             remember = 1 - at(self.alpha, t + k)
             if k == 1:
                 remember = remember * keep
-            error = torch.sub(m, grad(before, again), alpha=self.old_grad_scale)
-            m = step(g, -remember, error)
-            del error  # a vector as large as the model
+            old = grad(before, again)
+            m = corrected(g, remember, m, old if scale == 1 else scale * old)
+            del old  # a vector as large as the model
             v = self.collect(v, g)
             before, x = x, self.move(x, at(self.eta, t + k), m, A)
         last = before if self.sync_precond == "fresh" else x  # fresh: the q-th move is the server's
@@ -194,7 +195,7 @@ class FAFED(Algorithm):
         match self.adaptivity:
             case "adam" | "amsgrad":
                 if v is not None:
-                    return torch.addcmul(self.beta * v, g, g, value=1 - self.beta)
+                    return collected(v, self.beta, g)
                 new = g**2
             case "global" | "adagrad_norm":
                 new = (g @ g).reshape(1) / (len(g) if self.per_dim else 1)

@@ -39,7 +39,8 @@ from fafed.algorithm import (
     optional,
     switch,
 )
-from fafed.schedules import Rate, at, step
+from fafed.schedules import Rate, at
+from fafed.vectors import step
 
 
 class Down(NamedTuple):

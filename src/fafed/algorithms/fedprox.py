@@ -16,7 +16,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fafed.algorithm import Algorithm, Batches, Grad, Trip, above, at_least, counter, hyper
-from fafed.schedules import Rate, at, step
+from fafed.schedules import Rate, at
+from fafed.vectors import step
 
 
 class Shared(NamedTuple):

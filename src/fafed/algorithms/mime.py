@@ -46,7 +46,8 @@ from fafed.algorithm import (
     one_of,
     switch,
 )
-from fafed.schedules import Rate, at, step
+from fafed.schedules import Rate, at
+from fafed.vectors import step
 
 
 class Shared(NamedTuple):

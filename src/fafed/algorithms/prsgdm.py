@@ -28,7 +28,8 @@ from fafed.algorithm import (
     hyper,
     one_of,
 )
-from fafed.schedules import Rate, at, step
+from fafed.schedules import Rate, at
+from fafed.vectors import step
 
 
 class Shared(NamedTuple):

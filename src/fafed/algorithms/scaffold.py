@@ -31,7 +31,8 @@ from fafed.algorithm import (
     one_of,
 )
 from fafed.errors import ConfigError
-from fafed.schedules import Rate, at, step
+from fafed.schedules import Rate, at
+from fafed.vectors import step
 
 
 class Shared(NamedTuple):

@@ -1,4 +1,4 @@
-"""network.c as a library for this machine: compiled once, then kept in the user's cache folder."""
+"""The C files as a library for this machine: compiled once, then kept in the cache folder."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import subprocess
 import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 import torch
 
-SOURCE = Path(__file__).with_name("network.c")
+SOURCES = [Path(__file__).with_name(name) for name in ("network.c", "vectors.c")]
 FLAGS = [
     *("-std=gnu11", "-O2", "-ftree-vectorize", "-fno-math-errno", "-fno-trapping-math"),
     *("-march=native", "-shared", "-fPIC"),
@@ -56,7 +57,8 @@ def _library(compiler: list[str], double: bool) -> ctypes.CDLL:
     flags = [*FLAGS, *(["-DDOUBLE"] if double else [])]
     # what the compiler says of the machine: a home folder may be shared by different ones
     machine = _call([*compiler, *flags, "-dM", "-E", "-x", "c", os.devnull])
-    key = hashlib.sha256(machine + SOURCE.read_bytes() + " ".join(flags).encode()).hexdigest()
+    code = b"".join(source.read_bytes() for source in SOURCES)
+    key = hashlib.sha256(machine + code + " ".join(flags).encode()).hexdigest()
     folder = Path(platformdirs.user_cache_dir("fafed"), "native")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -65,20 +67,25 @@ def _library(compiler: list[str], double: bool) -> ctypes.CDLL:
     path = folder / f"{key[:32]}.so"
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            new = Path(scratch, "network.so")
-            _call([*compiler, *flags, str(SOURCE), "-o", str(new), "-lm"])
+            new = Path(scratch, "fafed.so")
+            _call([*compiler, *flags, *map(str, SOURCES), "-o", str(new), "-lm"])
             new.replace(path)
     return _typed(ctypes.CDLL(str(path)))
 
 
 def _typed(lib: ctypes.CDLL) -> ctypes.CDLL:
     pointer, small, size = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+    rows: list[Any] = [pointer, size]
     lib.room.argtypes = [pointer, small, size]
     lib.room.restype = size
     lib.gradients.argtypes = [pointer, small, *[size] * 4, pointer, size, *[pointer] * 7]
     lib.gradients.restype = size
     lib.outputs.argtypes = [pointer, small, size, size, *[pointer] * 4]
     lib.outputs.restype = None
+    lib.corrected.argtypes = [size, size, *rows * 4, pointer]
+    lib.corrected.restype = None
+    lib.collected.argtypes = [size, size, ctypes.c_double, *rows * 2, pointer]
+    lib.collected.restype = None
     return lib
 
 

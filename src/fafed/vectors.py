@@ -1,0 +1,70 @@
+"""Updates of whole vectors in one pass over the memory each.
+
+A model's vector is larger than a cache, so an update costs as much as it reads and writes. What
+torch has no single operation for is done in C where there is a compiler (native/vectors.c).
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from fafed.native import build
+from fafed.stacking import for_all_clients
+
+LARGE = 2**14  # numbers from which on a pass costs more than a call
+
+
+def step(x: Tensor, rate: float | Tensor, direction: Tensor) -> Tensor:
+    """x - rate * direction."""
+    if isinstance(rate, Tensor):
+        return torch.addcmul(x, -rate, direction)
+    return torch.sub(x, direction, alpha=rate)
+
+
+def corrected(g: Tensor, keep: float | Tensor, m: Tensor, old: Tensor) -> Tensor:
+    """g + keep * (m - old): the estimate m, moved to where g was taken and old was not."""
+    library = _library(g)
+    if library is None:
+        return step(g, -keep, m - old)
+
+    def of_all(g: Tensor, keep: Tensor, m: Tensor, old: Tensor) -> tuple[Tensor]:
+        out = torch.empty(g.shape, dtype=g.dtype)
+        g, m, old = _packed(g), _packed(m), _packed(old)
+        library.corrected(*out.shape, *_rows(g, keep, m, old), out.data_ptr())
+        return (out,)
+
+    return for_all_clients(of_all, g, torch.as_tensor(keep).to(g.dtype), m, old)[0]
+
+
+def collected(v: Tensor, beta: float, g: Tensor) -> Tensor:
+    """beta * v + (1 - beta) * g^2."""
+    library = _library(g)
+    if library is None:
+        return torch.addcmul(beta * v, g, g, value=1 - beta)
+
+    def of_all(v: Tensor, g: Tensor) -> tuple[Tensor]:
+        out = torch.empty(g.shape, dtype=g.dtype)
+        v, g = _packed(v), _packed(g)
+        library.collected(*out.shape, beta, *_rows(v, g), out.data_ptr())
+        return (out,)
+
+    return for_all_clients(of_all, v, g)[0]
+
+
+def _library(vector: Tensor) -> ctypes.CDLL | None:
+    suits = vector.device.type == "cpu" and vector.dtype in build.DOUBLE
+    if not suits or vector.numel() < LARGE or not build.available(vector.dtype):
+        return None
+    return build.library(vector.dtype)
+
+
+def _packed(vectors: Tensor) -> Tensor:
+    return vectors if vectors.stride(1) == 1 else vectors.contiguous()
+
+
+def _rows(*stacked: Tensor) -> list[int]:
+    """Where each begins, and how far it is from one client to the next."""
+    return [number for t in stacked for number in (t.data_ptr(), t.stride(0))]
