@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import namedtuple
 from pathlib import Path
 
 import pytest
 import torch
-from small import write_data, write_experiment
+from small import experiment, write_data, write_experiment
+from typer.testing import CliRunner
 
 import fafed
+from fafed.cli import app
+from fafed.errors import ConfigError
+from fafed.experiment import Experiment
+from fafed.preparation import prepare
+from fafed.rundir import all_runs
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "add-an-algorithm.md").read_text("utf-8")
@@ -63,12 +70,29 @@ def test_sending_less_changes_nothing_but_the_bytes():
     assert frugal.history[-1].bytes_down == frugal.history[-1].bytes_up
 
 
-def test_a_registered_name_works_in_files(tmp_path, monkeypatch, capsys):
+def test_it_works_at_the_command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(fafed.ALGORITHMS, "fedavgm", None)  # undone after the test
     write_data(tmp_path / "data")
-    write_experiment(tmp_path / "plain.toml", tmp_path / "data")
-    text = (tmp_path / "plain.toml").read_text("utf-8")
-    Path("fedavgm.toml").write_text(text.replace('"fafed"', '"fedavgm"'), "utf-8")
-    exec(block('ALGORITHMS["fedavgm"]'), {})
-    assert "Record(round=6" in capsys.readouterr().out
+    own = {"name": "own_algorithm:FedAvgM", "eta": 0.05}
+    write_experiment(tmp_path / "experiment.toml", tmp_path / "data", algorithm=own)
+    (command,) = re.findall(r"^fafed (compare .*)$", PAGE, re.MULTILINE)
+    done = CliRunner().invoke(app, [*shlex.split(command), "--runs", "runs", "-o", "report"])
+    assert done.exit_code == 0, done.output
+    labels = {place.path.name.partition("-seed")[0] for place in all_runs(tmp_path / "runs")}
+    assert labels == {"fedavg", "own_algorithm.FedAvgM"}
+    assert "own_algorithm:FedAvgM" in Path("report/report.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("own_algorithm:FedAvgN", "own_algorithm has no 'FedAvgN'; did you mean 'FedAvgM'"),
+        ("own_algorithm:Shared", "must be a subclass of fafed.Algorithm"),
+        ("own_algorithms:FedAvgM", "cannot be imported"),
+    ],
+)
+def test_a_wrong_name_is_refused(tmp_path, name, words):
+    write_data(tmp_path)
+    found = Experiment.of(experiment(tmp_path, algorithm={"name": name}))
+    with pytest.raises(ConfigError, match=words):
+        prepare(found)

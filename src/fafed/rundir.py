@@ -46,8 +46,7 @@ class RunDir:
     @classmethod
     def of(cls, experiment: Experiment, root: Path) -> RunDir:
         """Where this experiment's run lives: the same experiment, the same place."""
-        label = f"{experiment.algorithm.name}-seed{experiment.seed}-{experiment.digest[:8]}"
-        return cls(root / experiment.name / label)
+        return cls(root / experiment.name / experiment.label)
 
     @property
     def checkpoints(self) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import sys
 
 import pytest
 import torch
@@ -217,6 +218,20 @@ def test_a_silo_refuses_code_that_is_not_on_its_list(tmp_path, caplog):
     with caplog.at_level(logging.WARNING), pytest.raises(TooFew):
         run(small(tmp_path), tmp_path, wire)
     assert "model 'softmax' is not on this silo's allow-list" in caplog.text
+
+
+def test_an_algorithm_that_is_not_on_the_list_is_not_even_imported(tmp_path, caplog, monkeypatch):
+    """The server has it; a silo's own list decides."""
+    (tmp_path / "elsewhere.py").write_text("from fafed import FedAvg as Own\n", "utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = small(tmp_path, algorithm={"name": "elsewhere:Own", "eta": 0.1})
+    with caplog.at_level(logging.WARNING), pytest.raises(TooFew):
+        run(found, tmp_path, silos(tmp_path))
+    assert "algorithm 'elsewhere:Own' is not on this silo's allow-list" in caplog.text
+    assert "elsewhere" not in sys.modules
+
+    own = ["softmax", str(tmp_path / "data"), "elsewhere:Own"]
+    run(found, tmp_path, federation(tmp_path, allow=own))
 
 
 def test_what_goes_wrong_on_a_silo_stays_there(tmp_path, caplog):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fafed import plugins
 from fafed.algorithm import Algorithm
 from fafed.algorithms.amsgrad import LocalAMSGrad
 from fafed.algorithms.central import SPIDER, STORM, Adam, AMSGrad, SuperAdam
@@ -18,6 +19,7 @@ from fafed.algorithms.naive import NaiveAdaptiveFedAvg
 from fafed.algorithms.prsgdm import PRSGDM
 from fafed.algorithms.scaffold import SCAFFOLD
 from fafed.algorithms.stem import STEM
+from fafed.errors import ConfigError, nearest
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "fafed": FAFED,
@@ -46,6 +48,24 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "spider": SPIDER,
     "superadam": SuperAdam,
 }
+
+
+def find(name: str) -> type[Algorithm]:
+    """By its name, or the user's own as "module:Class"."""
+    if ":" in name:
+        own = plugins.find(name, "algorithm.name")
+        if not (isinstance(own, type) and issubclass(own, Algorithm)):
+            raise ConfigError(
+                f"algorithm.name {name!r} must be a subclass of fafed.Algorithm, got {own!r}"
+            )
+        return own
+    if name not in ALGORITHMS:
+        raise ConfigError(
+            f"algorithm.name: no algorithm is called {name!r}; {nearest(name, ALGORITHMS)}; "
+            "your own is 'module:Class'"
+        )
+    return ALGORITHMS[name]
+
 
 __all__ = [
     "ALGORITHMS",

@@ -109,7 +109,7 @@ def run(
     fewest = len(names) if min_silos is None else min_silos
     recipe = FafedRecipe(chosen, names, min_silos=fewest, deadline=deadline)
     driver = Driver(kit, names, username=kit.absolute().name, min_silos=fewest, patience=patience)
-    labels = [f"{one.algorithm.name}-seed{one.seed}-{one.digest[:8]}" for one in chosen]
+    labels = [one.label for one in chosen]
     try:
         _shown(chosen, labels, False, lambda on_record: driver.run(recipe, on_record))
     finally:

@@ -1,7 +1,7 @@
 """A silo's own file: its data, its folder, and the code that it lets run.
 
     folder = "/srv/fafed"                    # what the silo keeps: states, the audit file
-    allow = ["fashion-cnn", "my_models:Net"] # models, losses and data code that may run here
+    allow = ["fashion-cnn", "my_models:Net"] # models and own code that may run here
 
     [data]
     folder = "/srv/records"                  # or function = "module:function", or share = true
@@ -78,6 +78,8 @@ class Site(Part):
 
     def _code(self, experiment: Experiment) -> Iterator[tuple[str, str]]:
         yield "model", experiment.model.name
+        if ":" in experiment.algorithm.name:
+            yield "algorithm", experiment.algorithm.name
         if ":" in experiment.loss:
             yield "loss", experiment.loss
         if self.data.share:

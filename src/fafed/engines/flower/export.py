@@ -91,6 +91,6 @@ def export(
     (module / "server_app.py").write_text(SERVER, "utf-8")
     (module / "client_app.py").write_text(CLIENT, "utf-8")
     for index, experiment in enumerate(experiments, start=1):
-        path = old / f"{index:03d}-{experiment.algorithm.name}.toml"
+        path = old / f"{index:03d}-{experiment.label}.toml"
         path.write_text(experiment.to_toml(), "utf-8")
     return place
