@@ -10,7 +10,8 @@ it every 0.1 s here. A round lasts from one global model's arrival at the first 
 next's, checkpoint and all. The two take turns, and the median of the passes is printed. The same
 rounds in simulation are timed beside them, for the computation, and taken off. On a machine that
 others use, too, seconds of the clock vary; those of the processor, over all processes of the
-federation, are what the messages cost. Needs fafed[nvflare].
+federation, are what the messages cost. What fafed does on purpose with a message is timed by
+itself in the end. Needs fafed[nvflare].
 """
 
 from __future__ import annotations
@@ -72,7 +73,36 @@ def main() -> None:
             show("FLARE's own, beyond it", own)
             clock, processor = (a / b for a, b in zip(median(ours), median(own), strict=True))
             print(f"  fafed / FLARE's own       {clock:8.2f}, processor {processor:8.2f}")
+        on_purpose(10 * (inputs + 1), chosen.silos)
         sys.stdout.flush()
+
+
+def on_purpose(parameters: int, silos: int) -> None:
+    """What fafed does with messages besides sending them."""
+    from fafed import tree
+    from fafed.engines.client import ClientState
+    from fafed.silos import bodies, memory, messages
+    from fafed.silos.store import Store
+
+    torch.set_num_threads(1)
+    x = torch.randn(parameters, generator=torch.Generator().manual_seed(0))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        answers = [(bodies.empty(folder, x).copy_(x),) for _ in range(silos)]
+        jobs = {
+            f"SHA-256, {1 + 3 * silos} a round": lambda: messages.pack((x,)),
+            f"is it finite, {3 * silos} a round": lambda: tree.finite((x,)),
+            f"the mean of {silos}, once": lambda: memory.mean(answers, [1.0] * silos, folder),
+            "a vector kept on a silo's disk": lambda: Store(folder / "states").save(
+                messages.Place("run", 1), ClientState((x,), ()), None
+            ),
+        }
+        for what, job in jobs.items():
+            times = [time.perf_counter()]
+            for _ in range(5):
+                job()
+                times.append(time.perf_counter())
+            print(f"  {what:30} {step(times):8.4f}")
 
 
 class Cost(NamedTuple):
