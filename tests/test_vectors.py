@@ -8,12 +8,14 @@ import torch
 from fafed import vectors
 from fafed.vectors import LARGE, collected, corrected, step
 
+PAST_A_BLOCK = 4096 + 3
+
 
 @pytest.fixture(params=["small", "large", "no compiler"])
 def d(request, monkeypatch):
     if request.param == "no compiler":
         monkeypatch.setattr(vectors.build, "available", lambda dtype: False)
-    return 5 if request.param == "small" else LARGE + 3
+    return 5 if request.param == "small" else max(LARGE, PAST_A_BLOCK)
 
 
 def made(*shape):
@@ -42,6 +44,18 @@ def test_side_by_side(d, shared):
         a = {name: t if name in shared else t[i] for name, t in given.items()}
         torch.testing.assert_close(found[0], a["g"] + a["keep"] * (a["m"] - a["old"]))
         torch.testing.assert_close(found[1], 0.3 * a["v"] + 0.7 * a["g"] ** 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int64])
+@pytest.mark.parametrize("turned", [False, True])
+def test_sums(d, dtype, turned):
+    stacked = (10 * made(d, 4).T if turned else 10 * made(4, d)).to(dtype)
+    weights, total = torch.rand(4), made(d)
+    want = total + sum(
+        w * x.double() for w, x in zip(weights.double().unbind(), stacked, strict=True)
+    )
+    vectors.add(total, weights, stacked)
+    torch.testing.assert_close(total, want, rtol=1e-12, atol=1e-12)
 
 
 def test_neither_layout_nor_type_matters(d):

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from fafed import vectors
+
 
 def leaves(tree: Any) -> list[Tensor]:
     if isinstance(tree, Tensor):
@@ -103,8 +105,7 @@ class Mean:
             self._start(take(tree, 0))
 
         def absorb(total: Tensor, leaf: Tensor) -> None:
-            rows = leaf.reshape(len(weights), -1).to(torch.float64)
-            total.add_((weights.to(rows) @ rows).reshape(total.shape))
+            vectors.add(total.view(-1), weights, leaf.reshape(len(weights), -1))
 
         map(absorb, self.total, tree)
         self.weight += float(weights.sum())

@@ -1,4 +1,4 @@
-"""Updates of whole vectors in one pass over the memory each.
+"""Updates and sums of whole vectors in one pass over the memory each.
 
 A model's vector is larger than a cache, so an update costs as much as it reads and writes. What
 torch has no single operation for is done in C where there is a compiler (native/vectors.c).
@@ -14,7 +14,7 @@ from torch import Tensor
 from fafed.native import build
 from fafed.stacking import for_all_clients
 
-LARGE = 2**14  # numbers from which on a pass costs more than a call
+LARGE = 2**12  # numbers from which on a pass, for some clients, costs more than a call
 
 
 def step(x: Tensor, rate: float | Tensor, direction: Tensor) -> Tensor:
@@ -54,11 +54,21 @@ def collected(v: Tensor, beta: float, g: Tensor) -> Tensor:
     return for_all_clients(of_all, v, g)[0]
 
 
-def _library(vector: Tensor) -> ctypes.CDLL | None:
-    suits = vector.device.type == "cpu" and vector.dtype in build.DOUBLE
-    if not suits or vector.numel() < LARGE or not build.available(vector.dtype):
+def add(total: Tensor, weights: Tensor, stacked: Tensor) -> None:
+    """total += weights @ stacked, in float64, for the vectors of several clients."""
+    library, weights = _library(total, stacked.dtype), weights.to(total)
+    if library is None:
+        total.add_(weights @ stacked.to(torch.float64))
+        return
+    stacked = _packed(stacked)
+    library.added(*stacked.shape, weights.data_ptr(), *_rows(stacked), total.data_ptr())
+
+
+def _library(vector: Tensor, dtype: torch.dtype | None = None) -> ctypes.CDLL | None:
+    dtype = dtype or vector.dtype
+    if vector.device.type != "cpu" or vector.numel() < LARGE or dtype not in build.DOUBLE:
         return None
-    return build.library(vector.dtype)
+    return build.library(dtype) if build.available(dtype) else None
 
 
 def _packed(vectors: Tensor) -> Tensor:

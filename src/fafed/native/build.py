@@ -86,6 +86,8 @@ def _typed(lib: ctypes.CDLL) -> ctypes.CDLL:
     lib.corrected.restype = None
     lib.collected.argtypes = [size, size, ctypes.c_double, *rows * 2, pointer]
     lib.collected.restype = None
+    lib.added.argtypes = [size, size, pointer, *rows, pointer]
+    lib.added.restype = None
     return lib
 
 

@@ -1,5 +1,5 @@
-/* Updates of the clients' vectors, each in one pass over the memory. The vectors of client i begin
-   i strides after the first client's; a stride of 0 is one vector for all. */
+/* Updates and sums of the clients' vectors, each in one pass over the memory. The vectors of client
+   i begin i strides after the first client's; a stride of 0 is one vector for all. */
 
 #include <stdint.h>
 
@@ -26,5 +26,20 @@ void collected(int64_t clients, int64_t d, double beta, const real *v, int64_t v
     for (int64_t i = 0; i < clients; i++) {
         for (int64_t p = 0; p < d; p++) out[p] = old * v[p] + new * g[p] * g[p];
         v += v_stride, g += g_stride, out += d;
+    }
+}
+
+enum { BLOCK = 4096 }; /* of the total: it stays in the cache while all clients are added to it */
+
+/* total + sum of weight times vector, client after client */
+void added(int64_t clients, int64_t d, const double *weights, const real *x, int64_t x_stride,
+           double *restrict total) {
+    for (int64_t from = 0; from < d; from += BLOCK) {
+        const int64_t to = d - from < BLOCK ? d : from + BLOCK;
+        for (int64_t i = 0; i < clients; i++) {
+            const double weight = weights[i];
+            const real *row = x + i * x_stride;
+            for (int64_t p = from; p < to; p++) total[p] += weight * row[p];
+        }
     }
 }
