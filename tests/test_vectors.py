@@ -14,7 +14,7 @@ PAST_A_BLOCK = 4096 + 3
 @pytest.fixture(params=["small", "large", "no compiler"])
 def d(request, monkeypatch):
     if request.param == "no compiler":
-        monkeypatch.setattr(vectors.build, "available", lambda dtype: False)
+        monkeypatch.setattr(vectors, "_compiled", lambda dtype: None)
     return 5 if request.param == "small" else max(LARGE, PAST_A_BLOCK)
 
 

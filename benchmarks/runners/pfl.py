@@ -76,6 +76,9 @@ def main() -> None:
     )
     if get_ops().distributed.global_rank == 0:
         clock.answer(found.answer, models.vector(module))
+    if torch.distributed.is_initialized():  # processes that leave one another alone may be aborted
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

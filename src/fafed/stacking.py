@@ -20,14 +20,18 @@ def for_all_clients(
     Under vmap they are the clients of the vmap; outside it there is one. What is the same for all
     of them is repeated without a copy.
     """
-    level = max(functorch.maybe_get_level(t) for t in tensors)
+    levels = [functorch.maybe_get_level(t) for t in tensors]
+    level = max(levels)
     if level < 0:
         return tuple(found[0] for found in function(*(t[None] for t in tensors)))
-    batched = [functorch.maybe_get_level(t) == level for t in tensors]
-    bare = [
-        functorch.get_unwrapped(t).movedim(functorch.maybe_get_bdim(t), 0) if own else t
-        for t, own in zip(tensors, batched, strict=True)
-    ]
-    n = next(len(t) for t, own in zip(bare, batched, strict=True) if own)
+    batched = [own == level for own in levels]
+    bare = [_clients_first(t) if own else t for t, own in zip(tensors, batched, strict=True)]
+    n = bare[batched.index(True)].shape[0]
     stacked = [t if own else t.expand(n, *t.shape) for t, own in zip(bare, batched, strict=True)]
     return tuple(functorch._add_batch_dim(found, 0, level) for found in function(*stacked))
+
+
+def _clients_first(wrapped: Tensor) -> Tensor:
+    clients = functorch.maybe_get_bdim(wrapped)
+    bare = functorch.get_unwrapped(wrapped)
+    return bare if clients == 0 else bare.movedim(clients, 0)

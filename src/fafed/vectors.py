@@ -7,6 +7,7 @@ torch has no single operation for is done in C where there is a compiler (native
 from __future__ import annotations
 
 import ctypes
+import functools
 
 import torch
 from torch import Tensor
@@ -65,10 +66,15 @@ def add(total: Tensor, weights: Tensor, stacked: Tensor) -> None:
 
 
 def _library(vector: Tensor, dtype: torch.dtype | None = None) -> ctypes.CDLL | None:
-    dtype = dtype or vector.dtype
-    if vector.device.type != "cpu" or vector.numel() < LARGE or dtype not in build.DOUBLE:
+    if vector.device.type != "cpu" or vector.numel() < LARGE:
         return None
-    return build.library(dtype) if build.available(dtype) else None
+    return _compiled(dtype or vector.dtype)
+
+
+@functools.cache
+def _compiled(dtype: torch.dtype) -> ctypes.CDLL | None:
+    known = dtype in build.DOUBLE and build.available(dtype)
+    return build.library(dtype) if known else None
 
 
 def _packed(vectors: Tensor) -> Tensor:
