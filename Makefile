@@ -21,7 +21,7 @@ picture: demo  # the one in the README
 	cp demo/report/curves-rounds.svg docs/images/demo.svg
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest -n 3  # of two cores: silos are waited for
+	$(BIN)/python -m pytest -n 3 --dist worksteal  # of two cores: silos are waited for
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

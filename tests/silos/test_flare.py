@@ -40,6 +40,7 @@ def close(a, b):
     torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.waits
 def test_one_command_gives_the_numbers_of_the_loop_engine(tmp_path):
     write_data(tmp_path / "data", 3)
     file = write_experiment(tmp_path / "small.toml", tmp_path / "data", rounds=3, engine="loop")
@@ -100,6 +101,7 @@ def history(place, silos):
     return last, lost
 
 
+@pytest.mark.waits
 def test_what_real_silos_do_to_you(tmp_path, monkeypatch, caplog):
     """One run in which a silo hangs, one sends NaN, one is killed, one loses its disk, and the
     server is killed. It ends where a simulation ends that lost the same clients in the same

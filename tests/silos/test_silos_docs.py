@@ -60,6 +60,7 @@ def hostile(kit: Path, job: Path) -> None:
         session.close()
 
 
+@pytest.mark.waits
 def test_three_institutions(tmp_path):
     kits = tmp_path / "fafed" / "prod_00"
     write_data(tmp_path / "hospitals", 3)
