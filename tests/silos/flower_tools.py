@@ -157,6 +157,15 @@ class Flower:
         except psutil.Error:
             return []
 
+    def client_apps(self, name: str) -> list[psutil.Process]:
+        """The processes that compute a silo's answers, but for those that have just ended."""
+        found = []
+        for process in self.family(name):
+            with contextlib.suppress(psutil.Error):
+                if any("flwr-clientapp" in word for word in process.cmdline()):
+                    found.append(process)
+        return found
+
     def stop(self) -> None:
         """The silos first, else they keep trying to reach the SuperLink."""
         names = sorted(self.processes, key=lambda name: name == "superlink")

@@ -29,7 +29,6 @@ from flwr.supercore.task_identity import TaskIdentity
 from fafed.engines.flower import app
 
 SILOS = ("north", "south")
-SIX = ("fafed", "scaffold", "fedavg", "fedadam", "stem", "mime")
 
 
 def refused(flower: Flower) -> dict[str, str]:
@@ -59,12 +58,12 @@ def own_records(flower: Flower, data: Path) -> None:
 @pytest.mark.waits
 def test_real_processes_give_the_numbers_of_the_loop_engine(tmp_path):
     """The guide's Flower section, followed with two silos. One whose key nobody registered, and one
-    without a key, are refused."""
+    without a key, are refused. Two algorithms that keep something on the silos."""
     write_data(tmp_path / "data", 2)
     settings = {"name": "hospitals", "rounds": 2, "engine": "loop"}
     write_experiment(tmp_path / "hospitals.toml", tmp_path / "data", **settings)
     fafed = Experiment.read(tmp_path / "hospitals.toml")
-    found = [fafed.with_algorithm(name) for name in SIX]
+    found = [fafed, fafed.with_algorithm("scaffold")]
     for one in found:
         execute(one, RunDir(tmp_path / one.algorithm.name))
     flower = Flower(tmp_path / "flower")
@@ -74,10 +73,10 @@ def test_real_processes_give_the_numbers_of_the_loop_engine(tmp_path):
         reasons = refused(flower)
         own_records(flower, tmp_path / "data")
         line = flower.typed("fafed export flower").replace("north,south,west", ",".join(SILOS))
-        more = f"--measure {flower.folder / 'test.npz'} --algorithms {','.join(SIX)}"
+        more = f"--measure {flower.folder / 'test.npz'} --algorithms fafed,scaffold"
         flower.do(f"{line} {more} --deadline 60")
-        told = flower.do(flower.typed("flwr run"), seconds=500)
-        assert told.count("round 2 of 2: 2 silos") == len(SIX), told
+        told = flower.do(flower.typed("flwr run"), seconds=300)
+        assert told.count("round 2 of 2: 2 silos") == 2, told
         for name, reason in reasons.items():
             assert flower.processes[name].poll() not in (None, 0)
             assert reason in (flower.folder / f"{name}.log").read_text()

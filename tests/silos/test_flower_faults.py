@@ -67,8 +67,7 @@ class Trial:
 
     def kill_client_app(self, silo: str) -> None:
         """SIGKILL for the process that computes the answer; its SuperNode lives on."""
-        found = self.flower.family(silo)
-        (process,) = [p for p in found if "flwr-clientapp" in " ".join(p.cmdline())]
+        (process,) = self.flower.client_apps(silo)
         process.kill()
 
     def log(self) -> str:
