@@ -15,10 +15,11 @@ from fafed.errors import ConfigError, FafedError
 from fafed.experiment import Experiment
 from fafed.paper import document, driver, figures
 from fafed.paper.findings import Findings
-from fafed.paper.ledger import Job, Ledger, Missing, Outcome
+from fafed.paper.ledger import Job, Ledger, Missing, Outcome, extracted
 from fafed.paper.plan import Plan, crossed, missing, points, score, subset
 from fafed.paper.protocol import Protocol
 from fafed.preparation import prepare
+from fafed.run import Diverged
 from fafed.rundir import RunDir, execute
 from fafed.tuning import GRIDS
 
@@ -261,3 +262,13 @@ def test_the_folder_is_checked(tmp_path, tiny):
         Protocol.read(tmp_path)
     with pytest.raises(ConfigError, match=r"there is no nothing\.toml"):
         tiny.experiment("nothing")
+
+
+def test_a_run_that_failed_in_its_first_round_comes_last(tiny, tmp_path):
+    job = Job("tiny-low", "fedavg", {"eta": 3e38}, 0, 4)
+    place = RunDir.of(job.build(tiny), tmp_path)
+    with pytest.raises(Diverged):
+        execute(job.build(tiny), place)
+    failed = extracted(job, place)
+    assert score(failed, 3) == -math.inf
+    assert crossed(failed, "test_accuracy", 1, 0.5) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -16,6 +17,7 @@ from small import experiment, write_data, write_experiment
 
 from fafed import ALGORITHMS, Diverged, FafedError, checkpoint
 from fafed.experiment import Experiment
+from fafed.jobs import run_all
 from fafed.rundir import Busy, RunDir, all_runs, execute
 
 FEDERATED = [name for name, cls in ALGORITHMS.items() if not getattr(cls(), "population", None)]
@@ -56,6 +58,7 @@ EVERY_ALGORITHM = """
 import sys
 from pathlib import Path
 from fafed.experiment import Experiment
+from fafed.jobs import run_all
 from fafed.rundir import RunDir, execute
 base, root = Experiment.read(sys.argv[1]), Path(sys.argv[2])
 for name in sys.argv[3].split(","):
@@ -248,3 +251,17 @@ def test_busy_names_the_directory(tmp_path):
         RunDir(tmp_path).locked(),
     ):
         pass
+
+
+def test_an_error_while_runs_are_watched_ends_them(data, tmp_path):
+    found = Experiment.read(write_experiment(tmp_path / "small.toml", data, rounds=10_000))
+
+    def broken(places):
+        if any(place.round() for place in places):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run_all([found], tmp_path / "runs", 1, broken)
+    wait_for(lambda: not multiprocessing.active_children())
+    (place,) = all_runs(tmp_path / "runs")
+    assert 0 < place.round() < 10_000

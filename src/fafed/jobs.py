@@ -69,8 +69,9 @@ def run_all(
             if on_tick:
                 on_tick([futures[f] for f in futures if f in pending or f in done])
     except BaseException:
+        running = list(pool._processes.values())  # the pool forgets them when it is shut down
         pool.shutdown(wait=False, cancel_futures=True)
-        for process in list(pool._processes.values()):
+        for process in running:
             process.terminate()  # its checkpoint is on disk
         raise
     pool.shutdown()

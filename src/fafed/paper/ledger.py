@@ -72,8 +72,8 @@ class Outcome:
     failure: str | None = None  # why it diverged
 
     def series(self, name: str, axis: str = "round") -> list[tuple[float, float]]:
-        """(cost, value) where it was measured."""
-        pairs = zip(self.columns[axis], self.columns.get(name, ()), strict=False)
+        """(cost, value) where it was measured: nowhere, if the first round failed."""
+        pairs = zip(self.columns.get(axis, ()), self.columns.get(name, ()), strict=False)
         return [(x, y) for x, y in pairs if x is not None and y is not None]
 
     def end(self, name: str, tail: int) -> float:
