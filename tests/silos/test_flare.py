@@ -158,7 +158,7 @@ def test_what_real_silos_do_to_you(tmp_path, monkeypatch, caplog):
 
 def events(local, place, folder):
     def until(condition):
-        end = time.monotonic() + 60
+        end = time.monotonic() + 180
         while not condition():
             assert time.monotonic() < end
             yield
