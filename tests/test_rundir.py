@@ -58,7 +58,6 @@ EVERY_ALGORITHM = """
 import sys
 from pathlib import Path
 from fafed.experiment import Experiment
-from fafed.jobs import run_all
 from fafed.rundir import RunDir, execute
 base, root = Experiment.read(sys.argv[1]), Path(sys.argv[2])
 for name in sys.argv[3].split(","):

@@ -2,9 +2,8 @@
 
 Large tensors come and go with every gradient. By default the C library returns such memory to the
 system at once, and asking for it again costs a page fault for every 4 KB: a quarter of the time
-of a gradient of a language model. After `keep_memory` freed memory stays with the process. It then
-falls to pieces that fit nothing: with large models half of it is holes after a few clients, which
-`return_memory` gives back.
+of a gradient of a language model. After `keep_memory` freed memory stays with the process. With
+large models it then falls to pieces that fit nothing, which `return_memory` gives back.
 """
 
 from __future__ import annotations

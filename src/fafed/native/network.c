@@ -513,7 +513,8 @@ static const real *gathered(const real *inputs, const int64_t *rows, int64_t fro
 }
 
 /* clients x (vector, batch) -> gradients and losses, in pieces of at most `piece` examples. With
-   `rows`, inputs are a pool and these the rows of the clients' batches. Returns 0, or 1 + the place of the first target that is no class. */
+   `rows`, inputs are a pool and these the rows of the clients' batches. Returns 0, or 1 + the place
+   of the first target that is no class. */
 int64_t gradients(const layer *layers, int32_t n, int64_t clients, int64_t b, int64_t piece,
                   int64_t d, const real *x, int64_t x_stride, const real *inputs,
                   const int64_t *rows, const int64_t *targets, real *gradient, real *losses,

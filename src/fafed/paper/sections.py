@@ -56,8 +56,8 @@ The same for every method; as data in
 2. **Trials.** {100 * p.validation:.0f} % of the training data are held out. Every method tries the
    paper's grid, {p.fair.trials} points of it at most (of the {_grid_size()} of FedAdam and FedAMS a
    random choice that covers their two step sizes), seed {p.choosing_seed}.
-3. **Choice.** By accuracy on the held-out data: {_passes(p.fair)}. The pass in the middle was added
-   to the protocol during the search, before anything was measured by step 4, because settings with
+3. **Choice.** By accuracy on the held-out data: {_passes(f, p.fair)}. The pass in the middle was
+   added to the protocol during the search, before anything was measured by step 4, because settings with
    momentum on the server start slowly and were being dropped. Winners that were not among the best
    three after the first pass: {verdicts.late_starters(f)}.
 4. **Measurement.** Whole training set, T rounds, {_seeds(f)}. A result is the mean of the last
@@ -144,7 +144,7 @@ def tuned(f: Findings) -> str:
 
 Not part of the fair comparison: the others did not get this, and the grid was laid out when FAFED's
 fair settings were known. eta is {times} times the fair choice;
-{grid}; {p.trials} of the combinations. The choice: {_passes(p)}. Measured with {_seeds(f)}.
+{grid}; {p.trials} of the combinations. The choice: {_passes(f, p)}. Measured with {_seeds(f)}.
 The further seeds of the last pass were added when a setting that one seed had chosen fell
 with another. With v_bits = 8 the clients send v in a quarter of its bytes.
 
@@ -262,16 +262,14 @@ def _seeds(f: Findings) -> str:
     return f"seeds {listing([str(seed) for seed in f.protocol.seeds])}"
 
 
-def _passes(search: Search) -> str:
+def _passes(f: Findings, search: Search) -> str:
     *rungs, last = search.rungs
     steps = [f"{100 * r.share:.0f} % of T, from which the best {r.keep} go on" for r in rungs]
-    seeds = (
-        f", over seeds {listing([str(s) for s in [0, *last.more_seeds]])},"
-        if last.more_seeds
-        else ""
-    )
-    wins = f"T rounds, of which the best mean of {last.tail} evaluations{seeds} wins"
-    return "; ".join([*steps, wins])
+    best = f"the best mean of {last.tail} evaluations"
+    if last.more_seeds:
+        seeds = [str(seed) for seed in (f.protocol.choosing_seed, *last.more_seeds)]
+        best += f", over seeds {listing(seeds)},"
+    return "; ".join([*steps, f"T rounds, of which {best} wins"])
 
 
 def _grid_size() -> int:
