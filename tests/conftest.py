@@ -1,8 +1,5 @@
 """One thread per test process, and tests that wait for other processes begin first."""
 
-import logging
-
-import pytest
 import torch
 
 torch.set_num_threads(1)
@@ -22,12 +19,3 @@ def pytest_collection_modifyitems(items):
         items += own + rest[: share - len(own)]
         del rest[: share - len(own)]
     items += rest
-
-
-@pytest.fixture(autouse=True)
-def fafed_logs():
-    """Whatever another library has done to logging in a test before."""
-    logging.disable(logging.NOTSET)
-    logger = logging.getLogger("fafed")
-    logger.disabled, logger.propagate = False, True
-    logger.setLevel(logging.NOTSET)

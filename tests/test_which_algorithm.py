@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
-import sys
-from pathlib import Path
 
 import pytest
+from docs.which_algorithm import measuring
+from docs.which_algorithm.figure import draw
+from docs.which_algorithm.page import render
+from docs.which_algorithm.results import (
+    ALIKE,
+    PAGE,
+    PARTIAL,
+    PICTURE,
+    RESULTS,
+    SKEWED,
+    Results,
+    job,
+)
 from small import experiment, write_data
 
 from fafed import ALGORITHMS
@@ -16,46 +26,34 @@ from fafed.experiment import Experiment
 from fafed.rundir import RunDir, execute
 from fafed.tuning import space
 
-SCRIPT = Path(__file__).parent.parent / "docs" / "which_algorithm.py"
-
 
 @pytest.fixture(scope="module")
-def which():
-    spec = importlib.util.spec_from_file_location("which_algorithm", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+def results():
+    return Results(json.loads(RESULTS.read_text("utf-8")))
 
 
-@pytest.fixture(scope="module")
-def results(which):
-    return which.Results(json.loads(which.RESULTS.read_text("utf-8")))
+def test_the_page_is_the_one_that_the_results_give(results):
+    page = PAGE.read_text("utf-8")
+    assert page == render(results), "python -m docs.which_algorithm --render-only"
+    assert f"(images/{PICTURE.name})" in page
+    assert PICTURE.is_file()
 
 
-def test_the_page_is_the_one_that_the_results_give(which, results):
-    page = which.PAGE.read_text("utf-8")
-    assert page == which.render(results), "python docs/which_algorithm.py --render-only"
-    assert f"(images/{which.PICTURE.name})" in page
-    assert which.PICTURE.is_file()
-
-
-def test_every_federated_method_was_measured(which, results):
+def test_every_federated_method_was_measured(results):
     federated = {name for name, cls in ALGORITHMS.items() if cls().population is None}
-    for part in (which.SKEWED, which.ALIKE):
+    for part in (SKEWED, ALIKE):
         assert set(results.parts[part]) == federated
-    assert federated - set(results.parts[which.PARTIAL]) == {"fedpd"}
+    assert federated - set(results.parts[PARTIAL]) == {"fedpd"}
 
 
-def test_every_method_had_the_same_number_of_trials(which, results):
-    for part, target in which.TARGETS.items():
-        file = which.job(part)
+def test_every_method_had_the_same_number_of_trials(results):
+    for part, target in measuring.TARGETS.items():
+        file = job(part)
         assert results.content["targets"][part] == target
         for name in file.search:
             tried = [tuple(t["step"].items()) for t in results.parts[part][name]["trials"]]
             assert len(tried) == 4
-            assert tried == which._grid(file, name)
+            assert tried == measuring._grid(file, name)
             assert tuple(results.parts[part][name]["step"].items()) in tried
             assert len(space(file, name)) == 1
 
@@ -68,41 +66,41 @@ def test_the_chosen_step_has_the_lowest_training_loss(results):
                 assert entry["step"] == min(trials, key=lambda t: t["train_loss"])["step"]
 
 
-def test_other_numbers_give_another_page(which, results):
+def test_other_numbers_give_another_page(results):
     content = copy.deepcopy(results.content)
     content["measured"]["skewed"]["domo"]["accuracy"] = [0.9, 0.9, 0.9]
-    changed = which.Results(content)
+    changed = Results(content)
     changed.cards = results.cards
-    assert "90.0 ± 0.0 %" in which.render(changed)
+    assert "90.0 ± 0.0 %" in render(changed)
 
 
-def test_a_finding_that_the_numbers_do_not_bear_out_is_left_out(which, results):
+def test_a_finding_that_the_numbers_do_not_bear_out_is_left_out(results):
     content = copy.deepcopy(results.content)
     finding = "Correcting drift pays where there is drift"
-    assert finding in which.render(results)
+    assert finding in render(results)
     fedavg = content["measured"]["skewed"]["fedavg"]
     content["measured"]["skewed"]["scaffold"], content["measured"]["skewed"]["fedavg"] = (
         fedavg,
         content["measured"]["skewed"]["scaffold"],
     )
-    swapped = which.Results(content)
+    swapped = Results(content)
     swapped.cards = results.cards
-    assert finding not in which.render(swapped)
+    assert finding not in render(swapped)
 
 
-def test_the_picture_is_drawn(which, results, tmp_path):
-    which.draw(results, tmp_path / "images" / "picture.svg")
+def test_the_picture_is_drawn(results, tmp_path):
+    draw(results, tmp_path / "images" / "picture.svg")
     assert "LocalAMSGrad" in (tmp_path / "images" / "picture.svg").read_text("utf-8")
 
 
-def test_measuring_on_a_tiny_job(which, tmp_path, monkeypatch):
+def test_measuring_on_a_tiny_job(tmp_path, monkeypatch):
     data = tmp_path / "data"
     write_data(data)
     plain = experiment(data, rounds=2, algorithm={"name": "fedavg"})
     grids = {"search": {"fedavg": {"eta": [0.001, 0.1]}, "scaffold": {"eta": [0.02, 0.1]}}}
     half = {"participation": 0.5, "settings": {"scaffold": {"wire": "full"}}}
-    for part in which.TARGETS:
-        content = plain | {"name": part} | (half if part == which.PARTIAL else grids)
+    for part in measuring.TARGETS:
+        content = plain | {"name": part} | (half if part == PARTIAL else grids)
         text = Experiment.of(content).to_toml()
         (tmp_path / f"{part}.toml").write_text(text, "utf-8")
     ran = []
@@ -115,12 +113,12 @@ def test_measuring_on_a_tiny_job(which, tmp_path, monkeypatch):
                 execute(e, place)
         return places
 
-    monkeypatch.setattr(which, "EXPERIMENTS", tmp_path)
-    monkeypatch.setattr(which, "run_all", in_this_process)
-    found = which.measure(tmp_path / "runs", jobs=1)
+    monkeypatch.setattr(measuring, "EXPERIMENTS", tmp_path)
+    monkeypatch.setattr(measuring, "run_all", in_this_process)
+    found = measuring.measure(tmp_path / "runs", jobs=1)
     fedavg = found["measured"]["iid"]["fedavg"]
     assert fedavg["step"] == {"eta": 0.1}
-    assert len(fedavg["accuracy"]) == len(which.SEEDS)
+    assert len(fedavg["accuracy"]) == len(measuring.SEEDS)
     assert fedavg["default"] is not None
     assert (
         found["measured"]["partial"]["scaffold"]["step"]
@@ -128,5 +126,5 @@ def test_measuring_on_a_tiny_job(which, tmp_path, monkeypatch):
     )
     count = len(ran)
     assert count == 3 * (3 + 3 + 3 * 2) + 3 * 2
-    assert which.measure(tmp_path / "runs", jobs=1) == found
+    assert measuring.measure(tmp_path / "runs", jobs=1) == found
     assert len(ran) == count

@@ -57,9 +57,9 @@ The same for every method; as data in
    paper's grid, {p.fair.trials} points of it at most (of the {_grid_size()} of FedAdam and FedAMS a
    random choice that covers their two step sizes), seed {p.choosing_seed}.
 3. **Choice.** By accuracy on the held-out data: {_passes(f, p.fair)}. The pass in the middle was
-   added to the protocol during the search, before anything was measured by step 4, because settings with
-   momentum on the server start slowly and were being dropped. Winners that were not among the best
-   three after the first pass: {verdicts.late_starters(f)}.
+   added to the protocol during the search, before anything was measured by step 4, because settings
+   with momentum on the server start slowly and were being dropped. Winners that were not among the
+   best three after the first pass: {verdicts.late_starters(f)}.
 4. **Measurement.** Whole training set, T rounds, {_seeds(f)}. A result is the mean of the last
    {p.tail} evaluations of a run, on the test set; ± is the standard deviation over seeds.
 

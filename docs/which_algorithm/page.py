@@ -1,260 +1,26 @@
-"""Measure every federated algorithm on one small job, and write docs/which-algorithm.md from it.
-
-    python docs/which_algorithm.py                 # measures, then renders: a quarter of an hour
-    python docs/which_algorithm.py --render-only   # renders results/which-algorithm.json again
-
-The job is in experiments/which-algorithm/. Runs live below --runs (runs/which-algorithm); what is
-finished is not run again, so the command can be stopped and started at will.
-"""
+"""The page. Numbers come from the results, and findings appear only where these bear them out."""
 
 from __future__ import annotations
 
-import argparse
-import itertools
-import json
-import logging
-import math
-import statistics
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Sequence
+
+from docs.which_algorithm.figure import COSTS
+from docs.which_algorithm.measuring import TAIL
+from docs.which_algorithm.results import (
+    ALIKE,
+    PARTIAL,
+    SECOND,
+    SKEWED,
+    Results,
+    cls,
+    job,
+    link,
+    percent,
+    points,
+)
 
 from fafed.algorithms import ALGORITHMS
-from fafed.catalogue import Card, card
-from fafed.experiment import Experiment
-from fafed.jobs import run_all
-from fafed.report.curves import make_curves
-from fafed.report.numbers import NOTHING, Stat, listing
-from fafed.report.palette import LIGHT
-from fafed.report.quantities import find_quantity
-from fafed.report.static import save, styled
-from fafed.report.target import Target, reaches
-from fafed.rundir import RunDir
-from fafed.tuning import space
-
-ROOT = Path(__file__).parent.parent
-EXPERIMENTS = ROOT / "experiments" / "which-algorithm"
-RESULTS = ROOT / "results" / "which-algorithm.json"
-PAGE = ROOT / "docs" / "which-algorithm.md"
-PICTURE = ROOT / "docs" / "images" / "which-algorithm.svg"
-
-TUNING_SEED, SEEDS = 0, (1, 2, 3)
-TAIL = 5  # evaluations that count as the end: on skewed data, one alone is a matter of luck
-TARGETS = {"skewed": 0.75, "iid": 0.8, "partial": 0.65, "second-setting": 0.75}  # test accuracy
-
-Step = tuple[tuple[str, float], ...]  # (("eta", 0.1),)
-
-# FAFED and STEM warn in every round of "partial" that they start their estimate anew; here that is
-# no news. At the top of the file, because worker processes import it.
-logging.getLogger("fafed").setLevel(logging.ERROR)
-
-
-# Measuring.
-
-
-def measure(root: Path, jobs: int) -> dict[str, Any]:
-    """Choose step sizes with one seed by the training loss, then measure with other seeds."""
-    files = {part: Experiment.read(EXPERIMENTS / f"{part}.toml") for part in TARGETS}
-    trials = {
-        (part, name, step): experiment.with_algorithm(name, **dict(step)).changed(seed=TUNING_SEED)
-        for part, experiment in files.items()
-        for name in experiment.search
-        for step in dict.fromkeys([*_grid(experiment, name), _default(experiment, name)])
-    }
-    print(f"choosing: {len(trials)} runs", flush=True)
-    tried = dict(zip(trials, run_all(list(trials.values()), root, jobs), strict=True))
-    losses = {key: _loss(place) for key, place in tried.items()}
-    chosen = {
-        (part, name): min(_grid(experiment, name), key=lambda step: losses[part, name, step])
-        for part, experiment in files.items()
-        for name in experiment.search
-    }
-    for part, name in list(chosen):
-        partial = files["partial"].with_algorithm(name).algorithm_object(1)
-        if part == "skewed" and not partial.everyone:
-            chosen["partial", name] = chosen[part, name]
-    final = {
-        (part, name, seed): files[part].with_algorithm(name, **dict(step)).changed(seed=seed)
-        for (part, name), step in chosen.items()
-        for seed in SEEDS
-    }
-    print(f"measuring: {len(final)} runs", flush=True)
-    places = dict(zip(final, run_all(list(final.values()), root, jobs), strict=True))
-
-    found: dict[str, dict[str, Any]] = {part: {} for part in TARGETS}
-    for (part, name), step in chosen.items():
-        entry = {"step": dict(step)}
-        entry |= _measured([places[part, name, seed] for seed in SEEDS], TARGETS[part])
-        if part != "partial":
-            entry["trials"] = [
-                {
-                    "step": dict(point),
-                    "train_loss": _rounded(losses[part, name, point]),
-                    "accuracy": _accuracy(tried[part, name, point]),
-                }
-                for point in _grid(files[part], name)
-            ]
-            entry["default"] = _accuracy(tried[part, name, _default(files[part], name)])
-        found[part][name] = entry
-    made = json.loads((places["iid", "fedavg", SEEDS[0]].path / "environment.json").read_text())
-    return {
-        "made_with": {name: made[name] for name in ("fafed", "torch")},
-        "parameters": made["parameters"],
-        "seeds": {"choosing": TUNING_SEED, "measuring": list(SEEDS)},
-        "targets": TARGETS,
-        "measured": found,
-    }
-
-
-def _grid(experiment: Experiment, name: str) -> list[Step]:
-    choices = space(experiment, name)
-    return [
-        tuple(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())
-    ]
-
-
-def _default(experiment: Experiment, name: str) -> Step:
-    """The step size that the algorithm has if nobody chooses one."""
-    return tuple((key, getattr(ALGORITHMS[name](), key)) for key in space(experiment, name))
-
-
-def _loss(place: RunDir) -> float:
-    """What step sizes are chosen by: the training loss of the server's model at the end."""
-    loss = _end(place, "train", "loss")
-    return math.inf if loss is None else loss
-
-
-def _accuracy(place: RunDir) -> float | None:
-    return _end(place, "test", "accuracy")
-
-
-def _end(place: RunDir, part: str, metric: str) -> float | None:
-    """Mean over the last evaluations; None if the run diverged."""
-    if place.failure():
-        return None
-    found = [values[metric] for record in place.records() if (values := getattr(record, part))]
-    return _rounded(statistics.fmean(found[-TAIL:]))
-
-
-def _measured(places: Sequence[RunDir], target: float) -> dict[str, Any]:
-    """Final accuracies by seed, and what it cost one client to reach the target."""
-    runs = [place.data() for place in places]
-    accuracy = find_quantity(runs, "accuracy")
-    (curve,) = make_curves(runs)
-    (reach,) = reaches([curve], Target(accuracy, target, "as asked for"))
-    clients = runs[0].config["data"]["clients"]
-    shares = {"rounds": 1, "gradients": clients, "bytes": clients}
-    costs = {key: _rounded(reach.costs[key].mean / n) for key, n in shares.items() if reach.costs}
-    return {
-        "accuracy": [_accuracy(place) for place in places],
-        "last": [_rounded(run.records[-1]["test"].get("accuracy", math.nan)) for run in runs],
-        "reached": reach.reached,
-        "to_target": costs,
-    }
-
-
-def _rounded(value: float) -> float | None:
-    """Six digits; JSON knows no infinity."""
-    return float(f"{value:.6g}") if math.isfinite(value) else None
-
-
-# Rendering. Numbers come from the results, and findings appear only where these bear them out.
-
-SKEWED, ALIKE, PARTIAL, SECOND = TARGETS  # "alike" in the text is "iid" in the files
-
-
-class Results:
-    """results/which-algorithm.json, as the page speaks of it."""
-
-    def __init__(self, content: dict[str, Any]) -> None:
-        self.content = content
-        self.parts: dict[str, dict[str, Any]] = content["measured"]
-
-    @cached_property
-    def cards(self) -> dict[str, Card]:
-        return {name: card(name) for name in self.parts[SKEWED]}
-
-    def advisable(self, fits: Callable[[Card], bool] = lambda card: True) -> list[str]:
-        """The methods that fit, without the counterexample."""
-        return [name for name, card in self.cards.items() if name != "naive" and fits(card)]
-
-    def accuracy(self, part: str, name: str) -> Stat:
-        ends = self.parts[part][name]["accuracy"]
-        return Stat.of([math.nan if end is None else end for end in ends])
-
-    def mean(self, part: str, name: str) -> float:
-        return self.accuracy(part, name).mean
-
-    def lead(self, part: str, name: str) -> float:
-        """How far ahead of FedAvg."""
-        base = SKEWED if part == SECOND else part
-        return self.mean(part, name) - self.mean(base, "fedavg")
-
-    def cost(self, part: str, name: str, axis: str) -> float:
-        """What a client spent to reach the target; infinite if not every seed reached it."""
-        return float(self.parts[part][name]["to_target"].get(axis, math.inf))
-
-    def default(self, part: str, name: str) -> float:
-        """The accuracy with the default step size."""
-        return float(self.parts[part][name]["default"] or 0)
-
-    def near(self, part: str, name: str) -> int:
-        """How many of the tried step sizes ended within three points of the best of them."""
-        ends = [trial["accuracy"] or 0 for trial in self.parts[part][name]["trials"]]
-        return sum(end >= max(ends) - 0.03 for end in ends)
-
-    def at_the_end_of_a_grid(self, part: str) -> list[str]:
-        return [
-            cls(name)
-            for name, entry in self.parts[part].items()
-            if entry["step"] in (entry["trials"][0]["step"], entry["trials"][-1]["step"])
-        ]
-
-    def ranked(self, part: str) -> list[str]:
-        return sorted(self.parts[part], key=lambda name: -self.mean(part, name))
-
-    def best(self, part: str, among: Iterable[str]) -> str:
-        return max(among, key=lambda name: self.mean(part, name))
-
-    def cheapest(self, axis: str, among: Iterable[str]) -> tuple[str, str]:
-        """The two that reach the target on skewed data at the lowest cost."""
-        first, second, *_ = sorted(among, key=lambda name: self.cost(SKEWED, name, axis))
-        return first, second
-
-    # The same in words.
-
-    def end(self, part: str, name: str) -> str:
-        stat = self.accuracy(part, name)
-        return f"{100 * stat.mean:.1f} ± {100 * (stat.std or 0):.1f} %"
-
-    def took(self, part: str, name: str, axis: str = "rounds") -> str:
-        cost = self.cost(part, name, axis)
-        return f"{cost / 1e6:.1f} MB" if axis == "bytes" else f"{cost:.0f}"
-
-    def target(self, part: str) -> str:
-        return f"{100 * self.content['targets'][part]:g} %"
-
-
-def cls(name: str) -> str:
-    return ALGORITHMS[name].__name__
-
-
-def link(*names: str) -> str:
-    links = (f"[{cls(name)}](algorithms.md#{cls(name).lower()})" for name in dict.fromkeys(names))
-    return " or ".join(links)
-
-
-def percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
-
-
-def points(difference: float | None) -> str:
-    return f"{100 * (difference or 0):.1f} points"
-
-
-def job(part: str) -> Experiment:
-    return Experiment.read(EXPERIMENTS / f"{part}.toml")
+from fafed.report.numbers import NOTHING, listing
 
 
 def render(r: Results) -> str:
@@ -533,7 +299,7 @@ def _limits(r: Results) -> str:
 ## Make it again
 
 ```
-python docs/which_algorithm.py
+python -m docs.which_algorithm
 fafed report runs/which-algorithm/skewed -o report    # the curves of every run
 ```
 
@@ -542,80 +308,3 @@ Stop it when you like; it goes on where it was. The settings are in
 [results/which-algorithm.json](../results/which-algorithm.json). Made with fafed {made["fafed"]} and
 torch {made["torch"]}.
 """
-
-
-# The picture.
-
-SETTINGS = (("iid", "alike", "o"), ("skewed", "skewed", "s"), ("partial", "partial", "D"))
-COSTS = (("rounds", "rounds", "o"), ("gradients", "gradients", "s"), ("bytes", "bytes", "D"))
-DODGE = (0.2, 0.0, -0.2)  # so that equal values do not hide each other
-
-
-def draw(r: Results, path: Path) -> None:
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
-
-    names = r.ranked("skewed")[::-1]
-    with styled():
-        picture = Figure(figsize=(8, 6.6), layout="constrained")
-        left, right = picture.subplots(1, 2, sharey=True, width_ratios=(1.3, 1))
-        for i, (part, label, marker) in enumerate(SETTINGS):
-            rows = [(y, r.accuracy(part, n)) for y, n in enumerate(names) if n in r.parts[part]]
-            left.errorbar(
-                [stat.mean for _, stat in rows],
-                [y + DODGE[i] for y, _ in rows],
-                xerr=[stat.std for _, stat in rows],
-                label=label,
-                **_dots(i, marker),
-            )
-        for i, (axis, label, marker) in enumerate(COSTS):
-            base = r.cost("skewed", "fedavg", axis)
-            ratios = [(y, r.cost("skewed", n, axis) / base) for y, n in enumerate(names)]
-            shown = [(y + DODGE[i], ratio) for y, ratio in ratios if math.isfinite(ratio)]
-            xs, ys = [ratio for _, ratio in shown], [y for y, _ in shown]
-            right.errorbar(xs, ys, label=label, **_dots(i + 3, marker))
-        for y, name in enumerate(names):
-            if not r.parts["skewed"][name]["to_target"]:
-                words, box = "not reached by every seed", {"fc": LIGHT.background, "ec": "none"}
-                right.text(1.1, y, words, fontsize=8, va="center", color=LIGHT.muted, bbox=box)
-        left.set_title("Test accuracy at the end")
-        left.set_yticks(range(len(names)), [cls(name) for name in names])
-        left.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        right.set_title(f"Cost to {r.target(SKEWED)}, skewed; FedAvg = 1")
-        right.set_xscale("log", base=2)
-        right.set_xlim(left=0.44)
-        right.xaxis.set_major_locator(FixedLocator([0.5, 1, 2, 4, 8]))
-        right.xaxis.set_minor_locator(NullLocator())
-        right.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-        right.axvline(1, color=LIGHT.muted, linewidth=0.8)
-        for panel in (left, right):
-            panel.set_ylim(-0.7, len(names) - 0.3)
-            panel.tick_params(length=0)
-            panel.set_axisbelow(True)
-            place = {"loc": "lower left", "bbox_to_anchor": (0, -0.12), "ncols": 3}
-            panel.legend(**place, frameon=False, handletextpad=0.2, columnspacing=1.2)
-        path.parent.mkdir(exist_ok=True)
-        save(picture, [path])
-
-
-def _dots(hue: int, marker: str) -> dict[str, Any]:
-    return {"fmt": marker, "color": LIGHT.hues[hue], "markersize": 4.5, "elinewidth": 1.2}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "which-algorithm")
-    parser.add_argument("-j", "--jobs", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--render-only", action="store_true", help="measure nothing")
-    options = parser.parse_args()
-    if not options.render_only:
-        results = measure(options.runs, options.jobs)
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
-    found = Results(json.loads(RESULTS.read_text("utf-8")))
-    PAGE.write_text(render(found), "utf-8")
-    draw(found, PICTURE)
-
-
-if __name__ == "__main__":
-    main()
