@@ -42,7 +42,7 @@ def tiny(tmp_path):
     write_data(tmp_path / "data")
     content = tomllib.loads((REPOSITORY / "experiments/paper/protocol.toml").read_text("utf-8"))
     base = experiment(tmp_path / "data", search=GRID, eval_every=1, checkpoint_every=100)
-    names = [*LEVELS, "other", "text"]
+    names = [*LEVELS, "tiny-low-b10", "other", "text"]
     content |= {
         "methods": ["fedavg", "fafed"],
         "tail": 2,
@@ -50,11 +50,17 @@ def tiny(tmp_path):
         "fewest_rounds": 1,
         "on_request": ["text"],
         "table2": {name: {"fedavg": 0.6, "fafed": 0.7} for name in LEVELS},
+        "readings": {"tiny-low-b10": "tiny-low"},
         "fair": {"trials": 20, "rungs": RUNGS},
         "budget": {"algorithm": "fedavg", "rounds": 12},
         "curves": content["curves"] | {"experiments": ["other"], "rounds": 4, "trials": 2},
         "language": {"text": {"methods": ["fafed"], "seed": 1, "control": {"eta": 0.1}}},
-        "experiments": {name: Experiment.of(base | {"name": name}) for name in names},
+        "experiments": {
+            name: Experiment.of(
+                base | {"name": name} | ({"batch_size": 10} if "b10" in name else {})
+            )
+            for name in names
+        },
     }
     content["tuned"] |= {"trials": 5, "eta_times": [1.0, 2.0]}
     content["sensitivity"] |= {
@@ -138,6 +144,9 @@ def test_everything_once(tiny, ran, tmp_path):
     assert mean(tuned.winner) == max(map(mean, tuned.rungs[-1]))
     also = plan.tuned_also("tiny-low", 2).job
     assert also.settings == tuned.winner.job.settings | {"v_bits": 8}
+    read = plan.tuned_final("tiny-low-b10", 2).job  # the whole protocol, held against the low level
+    assert read.settings == plan.tuned("tiny-low-b10").winner.job.settings
+    assert read.rounds == plan.budget("tiny-low-b10").count
     changed = plan.deviation(tiny.deviations[0], "fafed").job
     assert changed.build(tiny).batch_size == 10
     assert changed.settings["beta"] == 0.5

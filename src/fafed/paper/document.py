@@ -67,6 +67,7 @@ SECTIONS: dict[str, Section] = {
     "glance": lambda f, docs: sections.glance(f),
     "protocol": lambda f, docs: sections.protocol(f),
     "table-2": lambda f, docs: sections.table_2(f),
+    "readings": lambda f, docs: sections.readings(f),
     "equal-cost": lambda f, docs: sections.equal_cost(f),
     "long": lambda f, docs: sections.longer(f),
     "tuned": lambda f, docs: sections.tuned(f),
@@ -81,7 +82,8 @@ SECTIONS: dict[str, Section] = {
 
 def render(findings: Findings, docs: Path, drawn: Collection[str]) -> str:
     """The page; `drawn` are the figures that exist."""
-    parts = [section(findings, docs).rstrip("\n") + "\n" for section in SECTIONS.values()]
+    found = [section(findings, docs) for section in SECTIONS.values()]
+    parts = [part.rstrip("\n") + "\n" for part in found if part]
     text = INTRODUCTION + "\n".join(_pictured(part, drawn) for part in [*parts, AGAIN])
     return wrapped(text)
 

@@ -35,9 +35,11 @@ def stages(plan: Plan) -> dict[str, Calls]:
     def seeds(decide: Callable[[str, str, int], object], chosen: Sequence[int]) -> Calls:
         return [partial(decide, n, m, seed) for seed in chosen for n in levels for m in methods]
 
-    found: dict[str, Calls] = {"budget": [partial(plan.budget, n) for n in levels]}
-    for name in levels:  # a column of Table 2 at a time, because that is worth showing
+    found: dict[str, Calls] = {"budget": [partial(plan.budget, n) for n in [*levels, *p.readings]]}
+    for name in [*levels, *p.readings]:  # a column at a time, because that is worth showing
         found[name] = [partial(plan.final, name, m, seed) for seed in p.seeds for m in methods]
+    for name in p.readings:
+        found[name] += [partial(plan.tuned_final, name, seed) for seed in p.seeds]
     found |= {
         "tuned": [
             partial(decide, n, seed)

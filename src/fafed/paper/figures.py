@@ -27,7 +27,6 @@ HUES = {
 }
 MUTED = LIGHT.muted
 UNITS = {"round": "rounds", "gradients": "gradients, all clients", "bytes": "sent, all clients"}
-LEVELS = ("low", "moderate", "high")
 SIZE = (9.0, 3.1)  # of a row of three panels
 
 Lines = dict[str, list[Outcome]]  # label -> runs
@@ -84,9 +83,8 @@ def training(data: str) -> Draw:
     """Training loss against rounds at the three levels."""
 
     def draw(findings: Findings) -> Figure | None:
-        known = findings.protocol.experiments
+        known = [*findings.levels, *findings.protocol.curves.experiments]
         names = [name for name in known if name.startswith(f"{data}-")]
-        names.sort(key=lambda name: LEVELS.index(level(name)))
         return _row(findings, names, findings.curves, "train_loss", "training loss", log=True)
 
     return draw

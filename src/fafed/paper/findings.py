@@ -86,7 +86,7 @@ class Findings:
 
     def curves(self, name: str, method: str) -> list[Outcome]:
         """For the figures: of Table 2, or the one of the other data."""
-        if name in self.protocol.table2:
+        if name in self.levels:
             return self.finals(name, method)
         found = known(partial(self.plan.curve, name, method))
         return [found] if found else []

@@ -65,7 +65,7 @@ class Plan:
         """The first evaluation at which some step size of the grid has FedAvg where the paper has
         it. A slower step size need not be run further than the fastest so far."""
         p = self.protocol
-        target = p.table2[name][p.budget.algorithm]
+        target = p.reported(name)[p.budget.algorithm]
         bound, reached = p.budget.rounds, False
         grid = points(space(p.experiment(name), p.budget.algorithm))
         for settings in sorted(grid, key=lambda s: -s["eta"]):
@@ -113,7 +113,7 @@ class Plan:
     def sensitivity(self, what: str, value: Any) -> Outcome:
         wanted = self.protocol.sensitivity
         settings = dict(self.fair(wanted.experiment, wanted.algorithm).winner.job.settings)
-        rounds = self._share(wanted.experiment, wanted.share)
+        rounds = self.share(wanted.experiment, wanted.share)
         table, _, key = what.rpartition(".")
         changes = {} if table == "algorithm" else {what: value}
         if table == "algorithm":
@@ -169,7 +169,7 @@ class Plan:
         return Race(rungs, rungs[-1][0])
 
     def _trial(self, name: str, algorithm: str, settings: Settings, rung: Rung, seed: int) -> Job:
-        rounds = self._share(name, rung.share)
+        rounds = self.share(name, rung.share)
         changes: dict[str, Any] = {"data.validation": self.protocol.validation}
         if rung.tail == 1:
             changes["eval_every"] = rounds
@@ -187,7 +187,7 @@ class Plan:
         curves = self.protocol.curves
         return curves.rounds if name in curves.experiments else self.budget(name).count
 
-    def _share(self, name: str, share: float) -> int:
+    def share(self, name: str, share: float) -> int:
         return max(self.protocol.fewest_rounds, round(share * self.rounds(name)))
 
 

@@ -80,6 +80,7 @@ class Protocol(Part):
     fewest_rounds: int
     on_request: list[str]  # stages
     table2: dict[str, dict[str, float]]
+    readings: dict[str, str] = Field(default_factory=dict)  # experiment -> column of table2
     budget: Budget
     fair: Search
     tuned: Tuned
@@ -109,6 +110,10 @@ class Protocol(Part):
             return cls.model_validate(content)
         except ValidationError as error:
             raise ConfigError(f"{path}: {error}") from None
+
+    def reported(self, name: str) -> dict[str, float]:
+        """The paper's accuracies of a level, or of the level that this is a reading of."""
+        return self.table2[self.readings.get(name, name)]
 
     def experiment(self, name: str) -> Experiment:
         if name not in self.experiments:

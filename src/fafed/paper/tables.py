@@ -60,6 +60,23 @@ def table_2(f: Findings) -> str:
     return markdown(head, rows)
 
 
+def reading_table(f: Findings, name: str) -> str:
+    """One column of Table 2, with settings."""
+    paper, column = f.protocol.reported(name), f.table2(name)
+    rows = []
+    for method in f.protocol.methods:
+        race = f.setting(name, method)
+        chosen = settings(race.winner.job.settings, ("tau",)) if race else NOT_YET
+        found = accuracy(column.get(method), method == _best(column))
+        rows.append([title(method), f"{paper[method]:.4f}", found, chosen])
+    race = f.tuned_setting(name)
+    chosen = settings(race.winner.job.settings) if race else NOT_YET
+    rows.append(
+        ["FAFED, better tuned", f"{paper[FAFED]:.4f}", accuracy(f.end(f.tuned(name))), chosen]
+    )
+    return markdown(["method", "paper", "fafed", "setting"], rows)
+
+
 def levels_table(f: Findings, columns: Mapping[str, Mapping[str, Stat]]) -> str:
     """Level -> method -> number."""
     best = {name: _best(column) for name, column in columns.items()}

@@ -110,16 +110,25 @@ def control_words(f: Findings) -> str:
 
 
 def tuned_words(f: Findings) -> str:
-    words = {}
-    for name in f.levels:
-        stat = f.end(f.tuned(name))
-        if stat is None:
-            words[name] = NOT_YET
-            continue
-        column = f.table2(name) | {FAFED: stat}
-        paper = f.protocol.table2[name][FAFED]
-        words[name] = f"{standing(f, column)}, {beside(stat, paper)}"
-    return levels_words(words)
+    return levels_words({name: tuned_standing(f, name) for name in f.levels})
+
+
+def tuned_standing(f: Findings, name: str) -> str:
+    stat = f.end(f.tuned(name))
+    if stat is None:
+        return NOT_YET
+    column = f.table2(name) | {FAFED: stat}
+    return f"{standing(f, column)}, {beside(stat, f.protocol.reported(name)[FAFED])}"
+
+
+def reading_words(f: Findings, name: str) -> str:
+    """Where FAFED stands in a column that is read otherwise, and beside the paper."""
+    column = f.table2(name)
+    words = standing(f, column)
+    if words == NOT_YET:
+        return NOT_YET
+    fair = f"{words}, {beside(column.get(FAFED), f.protocol.reported(name)[FAFED])}"
+    return f"{fair}; better tuned: {tuned_standing(f, name)}"
 
 
 def budget_words(f: Findings, name: str) -> str:
