@@ -253,7 +253,9 @@ def test_subsets_are_the_same_every_time_and_cover_the_step_sizes():
 
 def test_the_ledger_on_disk(tmp_path):
     run = outcome([0.5, 0.6], {"eta": {"schedule": "power", "kappa": 1.0}}, seconds=3.5)
+    (tmp_path / "gone.jsonl").touch()  # of an experiment that no decision refers to any more
     Ledger([run]).write(tmp_path)
+    assert not (tmp_path / "gone.jsonl").exists()
     again = Ledger.read(tmp_path)
     assert list(again.outcomes.values()) == [run]
     with pytest.raises(Missing, match="1 runs are missing"):

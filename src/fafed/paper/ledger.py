@@ -155,7 +155,8 @@ class Ledger:
         return cls(_outcome(*line) for line in lines)
 
     def write(self, folder: Path) -> None:
-        """One file per experiment, each whole or not at all; lines in the order of their keys."""
+        """One file per experiment, each whole or not at all; lines in the order of their keys.
+        A file of which nothing is left goes."""
         folder.mkdir(parents=True, exist_ok=True)
         names = {outcome.job.experiment for outcome in self.outcomes.values()}
         for name in sorted(names):
@@ -164,6 +165,9 @@ class Ledger:
             part = folder / f".{name}.part"
             part.write_text(text, "utf-8")
             part.replace(folder / f"{name}.jsonl")
+        for file in folder.glob("*.jsonl"):
+            if file.stem not in names:
+                file.unlink()
 
 
 def _outcome(file: Path, number: int, line: str) -> Outcome:
