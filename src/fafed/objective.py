@@ -20,9 +20,11 @@ from torch.func import functional_call
 
 from fafed import randomness, tree
 from fafed.algorithm import Batch
+from fafed.data.batches import Picked
 from fafed.errors import ConfigError, DataError
 from fafed.native import build
 from fafed.native.network import Network, recognised
+from fafed.stacking import wrapped
 
 _GENERATOR = threading.Lock()
 
@@ -178,6 +180,14 @@ class Model(_Differentiable):
         g, loss = self.network.gradient(x, *batch.data)
         return Evaluation(self._changed(g, x), loss, memory)
 
+    def walker(self, data: Any) -> Network | None:
+        """The network, if whole local steps on such batches can be made in C: (q, b, ...)."""
+        if self.network is None or self.clip is not None or self.weight_decay:
+            return None
+        inputs, targets = data
+        fits = isinstance(inputs, Picked) and self.network.walks(inputs.pool, targets.shape[1])
+        return self.network if fits else None
+
     def start(self) -> Memory:
         buffers = dict(self.module.named_buffers())
         return Memory(tuple(buffers[n].detach().clone() for n in self.buffer_names))
@@ -289,7 +299,7 @@ class Model(_Differentiable):
                     lambda new, old: torch.where(batch.fresh, new, old), state, carried
                 )
             inputs = [*inputs, state]
-        elif self.channels_last and inputs[0].ndim == 4 and not _wrapped(inputs[0]):
+        elif self.channels_last and inputs[0].ndim == 4 and not wrapped(inputs[0]):
             # the layout in which torch's convolutions and pools are fast on a CPU
             inputs = [inputs[0].contiguous(memory_format=torch.channels_last), *inputs[1:]]
         # cloned: a module in train mode writes into its buffers
@@ -320,7 +330,7 @@ class Model(_Differentiable):
         torch's generator, which is everybody's, so one thread at a time."""
         if not self.stochastic:
             yield
-        elif not self.generator or _wrapped(key):
+        elif not self.generator or wrapped(key):
             with randomness.KeyedDropout(key):  # vmap refuses all other randomness
                 yield
         else:
@@ -344,11 +354,6 @@ def _forked(device: torch.device) -> contextlib.AbstractContextManager[None]:
 
 def _rng_state(device: torch.device) -> Tensor:
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def _wrapped(value: Tensor) -> bool:
-    """Whether vmap or grad of torch.func is looking on."""
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(value))
 
 
 def _shape(value: Any) -> str:

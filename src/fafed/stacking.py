@@ -35,3 +35,8 @@ def _clients_first(wrapped: Tensor) -> Tensor:
     clients = functorch.maybe_get_bdim(wrapped)
     bare = functorch.get_unwrapped(wrapped)
     return bare if clients == 0 else bare.movedim(clients, 0)
+
+
+def wrapped(value: Tensor) -> bool:
+    """Whether vmap or grad of torch.func is looking on."""
+    return bool(functorch.is_functorch_wrapped_tensor(value))

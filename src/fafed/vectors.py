@@ -37,7 +37,8 @@ def corrected(g: Tensor, keep: float | Tensor, m: Tensor, old: Tensor) -> Tensor
         library.corrected(*out.shape, *_rows(g, keep, m, old), out.data_ptr())
         return (out,)
 
-    return for_all_clients(of_all, g, torch.as_tensor(keep).to(g.dtype), m, old)[0]
+    keep = keep.to(g.dtype) if isinstance(keep, Tensor) else torch.tensor(keep, dtype=g.dtype)
+    return for_all_clients(of_all, g, keep, m, old)[0]
 
 
 def collected(v: Tensor, beta: float, g: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ from fafed.algorithm import (
 )
 from fafed.schedules import Rate, at
 from fafed.vectors import collected, corrected, step
+from fafed.walks import Tracked, track
 
 Statistic = Callable[[Tensor | None, Tensor], Tensor]
 
@@ -159,18 +160,26 @@ class FAFED(Algorithm):
         before, A, scale = local.x, self.scale(v), self.old_grad_scale
         if self.adaptivity == "amsgrad":  # v came as a maximum; the server adds the old mean
             v = torch.zeros_like(v)
-        for k, batch in enumerate(batches, start=1):
+        steps = range(1, len(batches) + 1)
+        rates = [at(self.eta, t + k) for k in steps]
+        remember = [1 - at(self.alpha, t + k) for k in steps]
+        remember[0] = remember[0] * keep
+        start, fresh = Tracked(x, before, m, v), self.sync_precond == "fresh"
+        found = None
+        if self.plain:
+            settings = (A, rates, remember, self.beta)
+            found = track(grad, start, *settings, batches, keep_x=not fresh)
+        for k, batch in enumerate(batches if found is None else ()):
             g = grad(x, batch)
             again = batch if self.coupled_masks else batch.redrawn()
-            remember = 1 - at(self.alpha, t + k)
-            if k == 1:
-                remember = remember * keep
             old = grad(before, again)
-            m = corrected(g, remember, m, old if scale == 1 else scale * old)
+            m = corrected(g, remember[k], m, old if scale == 1 else scale * old)
             del old  # a vector as large as the model
             v = self.collect(v, g)
-            before, x = x, self.move(x, at(self.eta, t + k), m, A)
-        last = before if self.sync_precond == "fresh" else x  # fresh: the q-th move is the server's
+            before, x = x, self.move(x, rates[k], m, A)
+        if found is not None:
+            x, before, m, v = found
+        last = before if fresh else x  # fresh: the q-th move is the server's
         return Local(before), Message(last, m, self.sent(v))
 
     def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:
@@ -185,6 +194,12 @@ class FAFED(Algorithm):
 
     def regroup(self, shared: Shared) -> Shared:
         return shared._replace(keep=torch.zeros_like(shared.keep))
+
+    @property
+    def plain(self) -> bool:
+        """Whether a local step is the paper's."""
+        known = self.adaptivity in ("adam", "amsgrad", "identity")
+        return known and self.coupled_masks and self.old_grad_scale == 1
 
     # The adaptive matrix: what v collects, and A = sqrt(v) + rho from it.
 

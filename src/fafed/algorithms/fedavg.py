@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fafed.algorithm import Algorithm, Batches, Grad, Trip, above, counter, hyper
 from fafed.schedules import Rate, at
-from fafed.vectors import step
+from fafed.walks import descend
 
 
 class Shared(NamedTuple):
@@ -47,8 +47,8 @@ class FedAvg(Algorithm):
         self, grad: Grad, down: Shared, local: tuple[()], batches: Batches
     ) -> tuple[tuple[()], Message]:
         x, t = down
-        for k, batch in enumerate(batches, start=1):
-            x = step(x, at(self.eta, t + k), grad(x, batch))
+        rates = [at(self.eta, t + k) for k in range(1, len(batches) + 1)]
+        x = descend(grad, x, rates, batches)
         return local, Message(x - down.x)
 
     def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:

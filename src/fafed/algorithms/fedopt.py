@@ -40,7 +40,7 @@ from fafed.algorithm import (
     switch,
 )
 from fafed.schedules import Rate, at
-from fafed.vectors import step
+from fafed.walks import descend
 
 
 class Down(NamedTuple):
@@ -89,8 +89,8 @@ class ServerOptimiser(Algorithm):
         self, grad: Grad, down: Down, local: tuple[()], batches: Batches
     ) -> tuple[tuple[()], Message]:
         x, t = down
-        for k, batch in enumerate(batches, start=1):
-            x = step(x, at(self.eta, t + k), grad(x, batch))
+        rates = [at(self.eta, t + k) for k in range(1, len(batches) + 1)]
+        x = descend(grad, x, rates, batches)
         return local, Message(x - down.x)
 
 

@@ -32,7 +32,7 @@ from fafed.algorithm import (
 )
 from fafed.errors import ConfigError
 from fafed.schedules import Rate, at
-from fafed.vectors import step
+from fafed.walks import descend
 
 
 class Shared(NamedTuple):
@@ -106,11 +106,9 @@ class SCAFFOLD(Algorithm):
         if self.compact:
             c = (local.x - x) / local.reach
         correction = c - local.c
-        y, reach = x, torch.zeros_like(local.reach)
-        for k, batch in enumerate(batches, start=1):
-            eta = at(self.eta, t + k)
-            y = step(y, eta, grad(y, batch) + correction)
-            reach = reach + eta
+        rates = [at(self.eta, t + k) for k in range(1, len(batches) + 1)]
+        y = descend(grad, x, rates, batches, correction)
+        reach = torch.zeros_like(local.reach) + sum(rates)
         if self.control == "drift":
             c_new = (x - y) / reach - correction
         else:

@@ -100,6 +100,11 @@ class ClientBatches:
         return (self._batch(self.draws.round, k) for k in range(len(self)))
 
     @property
+    def round(self) -> Any:
+        """The data of all steps at once: (q, b, ...)."""
+        return self.gather(self.draws.round.rows)
+
+    @property
     def anchor(self) -> Batch:
         return self._batch(self.draws.anchor, 0)._replace(step=False)
 

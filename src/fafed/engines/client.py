@@ -9,8 +9,12 @@ from torch import Tensor
 
 from fafed import tree
 from fafed.algorithm import Batch, Batches, Exchange
+from fafed.data.batches import ClientBatches
 from fafed.engines.contract import NotFinite
+from fafed.native.network import Network
 from fafed.objective import Memory, Objective
+from fafed.stacking import wrapped
+from fafed.walks import Rates, Tracked
 
 
 class ClientState(NamedTuple):
@@ -65,7 +69,59 @@ class Oracle:
 
     @property
     def loss(self) -> Tensor:
-        return torch.stack(self.losses or self.other_losses).mean()
+        losses = self.losses or self.other_losses
+        return torch.cat([loss.reshape(-1) for loss in losses]).mean()
+
+    # Whole walks (`fafed.walks`), where the engine computes gradients in C; None elsewhere.
+
+    def descend(
+        self, x: Tensor, rates: Rates, batches: Batches, correction: Tensor | None
+    ) -> Tensor | None:
+        if (found := self._walker(batches, rates)) is None:
+            return None
+        network, data = found
+        correction = x[:0] if correction is None else correction
+        x, losses = network.descend(x, correction, _numbers(rates), *data)
+        self._count(losses, data, 1)
+        return x
+
+    def track(
+        self,
+        start: Tracked,
+        A: Tensor | float,
+        rates: Rates,
+        keeps: Rates,
+        beta: float,
+        batches: Batches,
+        keep_x: bool,
+    ) -> Tracked | None:
+        if (found := self._walker(batches, [*rates, *keeps, A])) is None:
+            return None
+        network, data = found
+        inverse = 1 / A if isinstance(A, Tensor) else start.x[:0]
+        numbers = _numbers(rates), _numbers(keeps), beta
+        *moved, losses = network.track(start, *numbers, inverse, *data, keep_x=keep_x)
+        self._count(losses, data, 2)
+        return Tracked(*moved)
+
+    def _walker(self, batches: Batches, shared: Rates) -> tuple[Network, Any] | None:
+        """Who makes the steps, and on which data. What is shared must be so: the same for all."""
+        if self.engine != "native" or not isinstance(batches, ClientBatches):
+            return None
+        if any(isinstance(rate, Tensor) and wrapped(rate) for rate in shared):
+            return None
+        data = batches.round
+        network = self.objective.walker(data)  # type: ignore[attr-defined]
+        return None if network is None else (network, data)
+
+    def _count(self, losses: Tensor, data: Any, gradients: int) -> None:
+        self.losses.append(losses)
+        self.evaluations += gradients * len(losses)
+        self.samples += gradients * data[-1].numel()
+
+
+def _numbers(rates: Rates) -> Tensor:
+    return torch.tensor([float(rate) for rate in rates], dtype=torch.float64)
 
 
 def visit(

@@ -254,10 +254,11 @@ class Simulation:
         draws = self._moved(draw_stacked(self.source, exchange.draw, group, step, self.steps))
         own = tree.map(lambda leaf: leaf.expand(len(group), *leaf.shape).clone(), buffers)
         stacked, message, own, losses = torch.func.vmap(one)(states, draws, own)
-        _check_rows(group, losses, message)
         weights = losses.new_tensor([self.weights[c] for c in group], dtype=torch.float64)
         mean = tree.Mean()
         mean.add_stacked((message, own), weights)
+        if not (torch.isfinite(losses).all() and tree.finite(mean.total)):
+            _check_rows(group, losses, message)
         ((evaluations, samples),) = count
         return Found(
             {client: Row(stacked, row) for row, client in enumerate(group)},

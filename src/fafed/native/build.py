@@ -15,7 +15,8 @@ from typing import Any
 import platformdirs
 import torch
 
-SOURCES = [Path(__file__).with_name(name) for name in ("network.c", "vectors.c")]
+SOURCES = [Path(__file__).with_name(name) for name in ("network.c", "walks.c", "vectors.c")]
+HEADER = Path(__file__).with_name("network.h")
 FLAGS = [
     *("-std=gnu11", "-O2", "-ftree-vectorize", "-fno-math-errno", "-fno-trapping-math"),
     *("-march=native", "-shared", "-fPIC"),
@@ -57,7 +58,7 @@ def _library(compiler: list[str], double: bool) -> ctypes.CDLL:
     flags = [*FLAGS, *(["-DDOUBLE"] if double else [])]
     # what the compiler says of the machine: a home folder may be shared by different ones
     machine = _call([*compiler, *flags, "-dM", "-E", "-x", "c", os.devnull])
-    code = b"".join(source.read_bytes() for source in SOURCES)
+    code = b"".join(file.read_bytes() for file in (HEADER, *SOURCES))
     key = hashlib.sha256(machine + code + " ".join(flags).encode()).hexdigest()
     folder = Path(platformdirs.user_cache_dir("fafed"), "native")
     try:
@@ -82,6 +83,13 @@ def _typed(lib: ctypes.CDLL) -> ctypes.CDLL:
     lib.gradients.restype = size
     lib.outputs.argtypes = [pointer, small, size, size, *[pointer] * 4]
     lib.outputs.restype = None
+    lib.walk_room.argtypes = [pointer, small, size, small]
+    lib.walk_room.restype = size
+    walk: list[Any] = [pointer, small, *[size] * 4, *[pointer] * 4]
+    lib.descend.argtypes = [*walk, *rows * 2, *[pointer] * 3]
+    lib.descend.restype = size
+    lib.track.argtypes = [*walk, pointer, ctypes.c_double, pointer, *rows * 5, *[pointer] * 5]
+    lib.track.restype = size
     lib.corrected.argtypes = [size, size, *rows * 4, pointer]
     lib.corrected.restype = None
     lib.collected.argtypes = [size, size, ctypes.c_double, *rows * 2, pointer]

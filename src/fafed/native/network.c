@@ -7,19 +7,16 @@
 
    Compiled for this machine on first use by fafed.native; in float32, or in float64 with DOUBLE. */
 
+#include "network.h"
+
 #include <math.h>
-#include <stdint.h>
 #include <string.h>
 
 #ifdef DOUBLE
-typedef double real;
-typedef int64_t whole;
 enum { MANTISSA = 52, EXPONENT = 1023, POWERS = 13 };
 static const real ROUNDING = 6755399441055744., LOG2_HIGH = 6.93147180369123816490e-01,
                   LOG2_LOW = 1.90821492927058770002e-10;
 #else
-typedef float real;
-typedef int32_t whole;
 enum { MANTISSA = 23, EXPONENT = 127, POWERS = 7 };
 static const real ROUNDING = 12582912, LOG2_HIGH = 0.693359375f, LOG2_LOW = -2.12194440e-4f;
 #endif
@@ -44,27 +41,8 @@ enum { LANES = BYTES / sizeof(real) };
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 
-enum { CONVOLUTION, MATRIX };
 enum { NOTHING, TANH, RELU };
 enum { IGNORED = -100 };
-
-typedef struct {
-    int32_t kind, activation;
-    int32_t inputs, outputs; /* channels, or numbers */
-    int32_t kernel, padding, height, width; /* of a convolution's input, without its padding */
-    int64_t weights, biases; /* where they are in the vector; biases < 0: none */
-} layer;
-
-/* Where a layer works. Offsets are in numbers from the start of the room. */
-typedef struct {
-    int64_t in; /* padded input, all examples */
-    int64_t wide; /* a convolution's output before the pool, one example */
-    int64_t spread; /* gradient there, all examples, with zeros before each plane */
-    int64_t choices; /* which of its four numbers each pool took */
-    int64_t out, g; /* output and its gradient, all examples */
-    int64_t turned; /* a convolution's weights by input */
-    int64_t offsets; /* of rows that are read, as int64 */
-} place;
 
 /* --- two loops ------------------------------------------------------------------------------- */
 
@@ -379,7 +357,8 @@ static void forward(const layer *l, const place *at, real *room, const real *x, 
     real *out = room + at->out;
     int64_t *offsets = (int64_t *)(room + at->offsets);
     if (l->kind == MATRIX) {
-        for (int64_t o = 0; o < l->outputs; o++) offsets[o] = o * l->inputs;
+        const int64_t most = l->outputs > b ? l->outputs : b;
+        for (int64_t k = 0; k < most; k++) offsets[k] = k * l->inputs;
         dots(b, l->outputs, l->inputs, 1, a, l->inputs, 0, weights, offsets, 0, out, l->outputs);
         if (biases)
             for (int64_t e = 0; e < b; e++)
@@ -403,41 +382,26 @@ static void forward(const layer *l, const place *at, real *room, const real *x, 
     activate(l->activation, out, b * numbers_out(l));
 }
 
-/* The layer's part of the gradient, and, unless g_in is null, the gradient of its input. */
+/* Ready for the layer's part of the gradient; unless g_in is null, the gradient of its input, too. */
 static void backward(const layer *l, const place *at, real *room, const real *x, int64_t b,
-                     const real *a, real *gradient, real *g_in) {
+                     real *g_in) {
     const real *weights = x + l->weights;
     real *g = room + at->g;
     int64_t *offsets = (int64_t *)(room + at->offsets);
     const int64_t out = numbers_out(l);
     deactivate(l->activation, room + at->out, g, b * out);
-    if (l->biases >= 0) {
-        const int64_t each = out / l->outputs;
-        for (int64_t o = 0; o < l->outputs; o++) {
-            real sum = 0;
-            for (int64_t e = 0; e < b; e++) sum += sum_of(g + e * out + o * each, each);
-            gradient[l->biases + o] = sum;
-        }
-    }
     if (l->kind == MATRIX) {
         if (g_in)
             mixes(b, l->inputs, l->outputs, g, l->outputs, 1, weights, offsets, g_in, l->inputs);
-        for (int64_t e = 0; e < b; e++) offsets[e] = e * l->inputs;
-        mixes(l->outputs, l->inputs, b, g, 1, l->outputs, a, offsets, gradient + l->weights,
-              l->inputs);
         return;
     }
     const geometry s = shape_of(l);
-    const int64_t terms = (int64_t)l->inputs * l->kernel * l->kernel;
-    const real *in = l->padding ? room + at->in : a;
     const whole *choices = (const whole *)(room + at->choices);
     real *spread = room + at->spread;
     for (int64_t e = 0; e < b; e++)
         unpool(&s, l->outputs, g + e * out, choices + e * out, spread + e * l->outputs * s.spread);
-    dots(l->outputs, terms, s.reach, b, spread + s.lead, s.spread, l->outputs * s.spread, in,
-         offsets, l->inputs * s.plane, gradient + l->weights, terms);
     if (!g_in) return;
-    const int64_t square = (int64_t)l->kernel * l->kernel;
+    const int64_t terms = row_of(l), square = (int64_t)l->kernel * l->kernel;
     int64_t *back = offsets + terms;
     real *turned = room + at->turned, *wide = room + at->wide;
     for (int64_t k = 0, o = 0; o < l->outputs; o++)
@@ -462,9 +426,35 @@ static void backward(const layer *l, const place *at, real *room, const real *x,
     }
 }
 
-/* --- a network ------------------------------------------------------------------------------- */
+int64_t row_of(const layer *l) {
+    return l->kind == MATRIX ? l->inputs : (int64_t)l->inputs * l->kernel * l->kernel;
+}
 
-enum { LAYERS = 64 };
+void gradient_of(const network *w, int32_t i, int64_t from, int64_t to, real *weights,
+                 real *biases) {
+    const layer *l = w->layers + i;
+    const place *at = w->places + i;
+    const real *a = i ? w->room + w->places[i - 1].out : w->a, *g = w->room + at->g;
+    const int64_t *offsets = (const int64_t *)(w->room + at->offsets);
+    const int64_t out = numbers_out(l), each = out / l->outputs;
+    if (l->biases >= 0)
+        for (int64_t o = from; o < to; o++) {
+            real sum = 0;
+            for (int64_t e = 0; e < w->b; e++) sum += sum_of(g + e * out + o * each, each);
+            biases[o - from] = sum;
+        }
+    if (l->kind == MATRIX) {
+        mixes(to - from, l->inputs, w->b, g + from, 1, l->outputs, a, offsets, weights, l->inputs);
+        return;
+    }
+    const geometry s = shape_of(l);
+    const int64_t terms = row_of(l);
+    const real *in = l->padding ? w->room + at->in : a;
+    dots(to - from, terms, s.reach, w->b, w->room + at->spread + from * s.spread + s.lead, s.spread,
+         l->outputs * s.spread, in, offsets, l->inputs * s.plane, weights, terms);
+}
+
+/* --- a network ------------------------------------------------------------------------------- */
 
 static const real *through(const layer *layers, int n, const place *places, real *room,
                            const real *x, int64_t b, const real *a) {
@@ -497,48 +487,73 @@ static double entropy(int64_t b, int64_t classes, const real *logits, const int6
     return loss;
 }
 
-/* Numbers in the room that pieces of b examples need. It must hold zeros before its first use. */
 int64_t room(const layer *layers, int32_t n, int64_t b) {
     place places[LAYERS];
     return lay_out(layers, n, b, places) + b * numbers_in(layers);
 }
 
+void arrange(network *w, const layer *layers, int32_t n, int64_t b, real *room) {
+    w->layers = layers, w->n = n, w->room = room;
+    w->beside = room + lay_out(layers, n, b, w->places);
+}
+
+int64_t wrong(const layer *layers, int32_t n, int64_t count, const int64_t *targets) {
+    const int64_t classes = numbers_out(layers + n - 1);
+    for (int64_t t = 0; t < count; t++)
+        if (targets[t] != IGNORED && (targets[t] < 0 || targets[t] >= classes)) return t + 1;
+    return 0;
+}
+
+int64_t counted(int64_t b, const int64_t *targets) {
+    int64_t count = 0;
+    for (int64_t e = 0; e < b; e++) count += targets[e] != IGNORED;
+    return count;
+}
+
 /* Rows of a pool side by side, or what is side by side already. */
-static const real *gathered(const real *inputs, const int64_t *rows, int64_t from, int64_t b,
-                            int64_t one, real *room) {
-    if (!rows) return inputs + from * one;
+static const real *gathered(const real *inputs, const int64_t *rows, int64_t b, int64_t one,
+                            real *room) {
+    if (!rows) return inputs;
     for (int64_t e = 0; e < b; e++)
-        memcpy(room + e * one, inputs + rows[from + e] * one, (size_t)one * sizeof(real));
+        memcpy(room + e * one, inputs + rows[e] * one, (size_t)one * sizeof(real));
     return room;
 }
 
+double ready(network *w, const real *x, int64_t b, const real *inputs, const int64_t *rows,
+             const int64_t *targets, real share) {
+    const layer *layers = w->layers;
+    const place *places = w->places;
+    const int last = w->n - 1;
+    w->b = b, w->a = gathered(inputs, rows, b, numbers_in(layers), w->beside);
+    const real *logits = through(layers, w->n, places, w->room, x, b, w->a);
+    const double loss = entropy(b, numbers_out(layers + last), logits, targets, share,
+                                w->room + places[last].g);
+    for (int i = last; i >= 0; i--)
+        backward(layers + i, places + i, w->room, x, b, i ? w->room + places[i - 1].g : 0);
+    return loss;
+}
+
 /* clients x (vector, batch) -> gradients and losses, in pieces of at most `piece` examples. With
-   `rows`, inputs are a pool and these the rows of the clients' batches. Returns 0, or 1 + the place
-   of the first target that is no class. */
+   `rows`, inputs are a pool and these the rows of the clients' batches. Returns what `wrong` does. */
 int64_t gradients(const layer *layers, int32_t n, int64_t clients, int64_t b, int64_t piece,
                   int64_t d, const real *x, int64_t x_stride, const real *inputs,
                   const int64_t *rows, const int64_t *targets, real *gradient, real *losses,
                   real *rest, real *room) {
-    place places[LAYERS];
-    real *beside = room + lay_out(layers, n, piece, places);
-    const layer *top = layers + n - 1;
-    const int64_t one = numbers_in(layers), classes = numbers_out(top);
-    for (int64_t t = 0; t < clients * b; t++)
-        if (targets[t] != IGNORED && (targets[t] < 0 || targets[t] >= classes)) return t + 1;
+    const int64_t bad = wrong(layers, n, clients * b, targets), one = numbers_in(layers);
+    if (bad) return bad;
+    network w;
+    arrange(&w, layers, n, piece, room);
     for (int64_t client = 0; client < clients; client++) {
-        int64_t counted = 0;
-        for (int64_t e = 0; e < b; e++) counted += targets[e] != IGNORED;
-        double loss = counted ? 0 : NAN;
+        const int64_t count = counted(b, targets);
+        double loss = count ? 0 : NAN;
         for (int64_t done = 0; done < b; done += piece) {
-            const int64_t here = b - done < piece ? b - done : piece;
-            const real *a = gathered(inputs, rows, client * b + done, here, one, beside);
+            const int64_t here = b - done < piece ? b - done : piece, from = client * b + done;
+            loss += ready(&w, x, here, rows ? inputs : inputs + from * one, rows ? rows + from : 0,
+                          targets + done, (real)(1. / (double)count));
             real *part = done ? rest : gradient;
-            const real *logits = through(layers, n, places, room, x, here, a);
-            loss += entropy(here, classes, logits, targets + done, (real)(1. / (double)counted),
-                            room + places[n - 1].g);
-            for (int i = n - 1; i >= 0; i--)
-                backward(layers + i, places + i, room, x, here, i ? room + places[i - 1].out : a,
-                         part, i ? room + places[i - 1].g : 0);
+            for (int i = 0; i < n; i++)
+                gradient_of(&w, i, 0, layers[i].outputs, part + layers[i].weights,
+                            part + layers[i].biases);
             if (done)
                 for (int64_t p = 0; p < d; p++) gradient[p] += rest[p];
         }

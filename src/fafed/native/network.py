@@ -1,4 +1,5 @@
-"""Gradients of small feed-forward networks, for several clients in one call of network.c.
+"""Gradients of small feed-forward networks, for several clients in one call of network.c, and whole
+walks of local steps with them (walks.c).
 
 For a network of a few thousand parameters most of the time of a gradient in torch goes into
 anything but arithmetic: operators, graphs, allocation, max-pooling. Here a plain `nn.Sequential`
@@ -110,7 +111,7 @@ class Network:
         """The same as `gradient`, with a first dimension that runs over the clients; with a pool,
         inputs are row numbers of it."""
         n, b = targets.shape
-        x = x if x.stride(1) == 1 else x.contiguous()  # one vector for all is not copied
+        x = _packed(x)
         inputs, targets = inputs.contiguous(), targets.contiguous()
         rows = 0 if pool is None else inputs.data_ptr()
         work = self._work(inputs.shape[2:] if pool is None else pool.shape[1:], b)
@@ -124,30 +125,132 @@ class Network:
             raise IndexError(f"target {int(targets.flatten()[wrong - 1])} is out of bounds")
         return gradient, losses
 
-    def _work(self, shape: torch.Size, b: int) -> _Work:
-        """This thread's room for batches of this size."""
+    def walks(self, pool: Tensor, b: int) -> bool:
+        """Whether batches of b of these are small enough for `descend` and `track`."""
+        return bool(self._work(pool.shape[1:], b).piece == b)
+
+    def descend(
+        self, x: Tensor, correction: Tensor, rates: Tensor, inputs: Picked, targets: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The steps of `fafed.walks.descend` on batches (q, b) -> x and losses (q,). An empty
+        correction is none."""
+
+        def of_all(x: Tensor, correction: Tensor, *batches: Tensor) -> tuple[Tensor, ...]:
+            walk = _Walk(self, 1, rates, inputs.pool, *batches)
+            x, correction = _packed(x), _packed(correction)
+            out = torch.empty(x.shape, dtype=x.dtype)
+            walk(walk.library.descend, *_rows(x, correction), out.data_ptr())
+            return out, walk.losses
+
+        out, losses = for_all_clients(of_all, x, correction, inputs.rows, targets)
+        return out, losses
+
+    def track(
+        self,
+        point: tuple[Tensor, Tensor, Tensor, Tensor],
+        rates: Tensor,
+        keeps: Tensor,
+        beta: float,
+        inverse: Tensor,
+        inputs: Picked,
+        targets: Tensor,
+        *,
+        keep_x: bool,
+    ) -> tuple[Tensor, ...]:
+        """The steps of `fafed.walks.track` from (x, before, m, v) -> the same, and losses (q,).
+        With an empty inverse of A, A is 1 and v is left as it is."""
+
+        def of_all(*tensors: Tensor) -> tuple[Tensor, ...]:
+            *point, rows, targets = tensors
+            walk = _Walk(self, 2, rates, inputs.pool, rows, targets)
+            x, before, m, v = map(_packed, point)
+            end, *out = (torch.empty(t.shape, dtype=t.dtype) for t in (before, before, m, v))
+            if not keep_x:
+                end = end[:1].expand(end.shape)
+            if not len(inverse):
+                out[-1], v = v, v[:, :0]
+            walk(
+                walk.library.track,
+                *(keeps.data_ptr(), beta, _address(inverse)),
+                *_rows(x, before, m, v, end),
+                *_addresses(*out),
+            )
+            return end if keep_x else end[:, :0], *out, walk.losses
+
+        return for_all_clients(of_all, *point, inputs.rows, targets)
+
+    def _work(self, shape: torch.Size, b: int, networks: int = 0) -> _Work:
+        """This thread's room for batches of this size, or for walks with so many networks."""
         works: dict[Any, _Work] = self._mine.__dict__.setdefault("works", {})
-        if (shape, b) not in works:
+        if (shape, b, networks) not in works:
             if len(works) == ROOMS:
                 works.pop(next(iter(works)))
-            works[shape, b] = _Work(self, shape, b)
-        return works[shape, b]
+            works[shape, b, networks] = _Work(self, shape, b, networks)
+        return works[shape, b, networks]
 
 
 class _Work:
-    def __init__(self, network: Network, shape: torch.Size, b: int) -> None:
+    def __init__(self, network: Network, shape: torch.Size, b: int, networks: int) -> None:
         self.library = build.library(network.dtype)
         layers = list(_layers(network.steps, shape))
         self.layers = (Layer * len(layers))(*layers)
         each = self.library.room(self.layers, len(layers), 1)
         self.piece = max(1, min(b, ROOM // each))
-        numbers = self.library.room(self.layers, len(layers), self.piece)
+        numbers = (
+            self.library.walk_room(self.layers, len(layers), b, networks)
+            if networks
+            else self.library.room(self.layers, len(layers), self.piece)
+        )
         self.room = torch.zeros(numbers, dtype=network.dtype)
         self.rest = torch.empty(network.parameters if self.piece < b else 0, dtype=network.dtype)
 
 
+class _Walk:
+    """Local steps on batches (clients, q, b), and their losses."""
+
+    def __init__(
+        self,
+        network: Network,
+        networks: int,
+        rates: Tensor,
+        pool: Tensor,
+        rows: Tensor,
+        targets: Tensor,
+    ) -> None:
+        self.network, self.rates = network, rates
+        self.pool, self.rows = pool.contiguous(), rows.contiguous()
+        self.targets = targets.contiguous()
+        self.work = network._work(pool.shape[1:], targets.shape[2], networks)
+        self.library = self.work.library
+        self.losses = pool.new_empty(targets.shape[:2])
+
+    def __call__(self, function: Any, *arguments: Any) -> None:
+        batches = _addresses(self.rates, self.pool, self.rows, self.targets)
+        wrong = function(
+            *(self.work.layers, len(self.work.layers), *self.targets.shape),
+            *(self.network.parameters, *batches, *arguments),
+            *_addresses(self.losses, self.work.room),
+        )
+        if wrong:
+            raise IndexError(f"target {int(self.targets.flatten()[wrong - 1])} is out of bounds")
+
+
+def _packed(vectors: Tensor) -> Tensor:
+    """One vector for all is not copied."""
+    return vectors if vectors.stride(1) == 1 else vectors.contiguous()
+
+
+def _address(vectors: Tensor) -> int:
+    return vectors.data_ptr() if vectors.numel() else 0
+
+
 def _addresses(*tensors: Tensor) -> list[int]:
-    return [t.data_ptr() for t in tensors]
+    return [_address(t) for t in tensors]
+
+
+def _rows(*stacked: Tensor) -> list[int]:
+    """Where each begins, and how far it is from one client to the next."""
+    return [number for t in stacked for number in (_address(t), t.stride(0))]
 
 
 def _layers(steps: list[Step], shape: torch.Size) -> Iterable[Layer]:

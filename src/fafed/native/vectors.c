@@ -29,7 +29,7 @@ void collected(int64_t clients, int64_t d, double beta, const real *v, int64_t v
     }
 }
 
-enum { BLOCK = 4096 }; /* of the total: it stays in the cache while all clients are added to it */
+enum { BLOCK = 16384 }; /* of the total: it stays in the cache while all clients are added to it */
 
 /* total + sum of weight times vector, client after client */
 void added(int64_t clients, int64_t d, const double *weights, const real *x, int64_t x_stride,

@@ -1,0 +1,69 @@
+/* Networks as network.c computes them, for whoever makes steps with their gradients. */
+
+#ifndef FAFED_NETWORK
+#define FAFED_NETWORK
+
+#include <stdint.h>
+
+#ifdef DOUBLE
+typedef double real;
+typedef int64_t whole;
+#else
+typedef float real;
+typedef int32_t whole;
+#endif
+
+enum { CONVOLUTION, MATRIX };
+enum { LAYERS = 64 };
+
+typedef struct {
+    int32_t kind, activation;
+    int32_t inputs, outputs; /* channels, or numbers */
+    int32_t kernel, padding, height, width; /* of a convolution's input, without its padding */
+    int64_t weights, biases; /* where they are in the vector; biases < 0: none */
+} layer;
+
+/* Where a layer works. Offsets are in numbers from the start of the room. */
+typedef struct {
+    int64_t in; /* padded input, all examples */
+    int64_t wide; /* a convolution's output before the pool, one example */
+    int64_t spread; /* gradient there, all examples, with zeros before each plane */
+    int64_t choices; /* which of its four numbers each pool took */
+    int64_t out, g; /* output and its gradient, all examples */
+    int64_t turned; /* a convolution's weights by input */
+    int64_t offsets; /* of rows that are read, as int64 */
+} place;
+
+/* A network at work on one piece of a batch: the batch at one vector, ready for gradients. */
+typedef struct {
+    const layer *layers;
+    int32_t n;
+    int64_t b; /* examples of the piece */
+    const real *a; /* its inputs */
+    real *room, *beside;
+    place places[LAYERS];
+} network;
+
+/* Numbers in the room that pieces of b examples need. It must hold zeros before its first use. */
+int64_t room(const layer *layers, int32_t n, int64_t b);
+
+void arrange(network *w, const layer *layers, int32_t n, int64_t b, real *room);
+
+/* 0, or 1 + the place of the first target that is no class. */
+int64_t wrong(const layer *layers, int32_t n, int64_t count, const int64_t *targets);
+
+/* How many of them count. */
+int64_t counted(int64_t b, const int64_t *targets);
+
+/* Forward and back at x. Inputs are b examples or, with `rows`, a pool and b rows of it. Returns the
+   loss of targets that each count `share`. */
+double ready(network *w, const real *x, int64_t b, const real *inputs, const int64_t *rows,
+             const int64_t *targets, real share);
+
+/* Numbers in a row of a layer's weights. */
+int64_t row_of(const layer *l);
+
+/* The gradient of layer i's weights and biases, rows from .. to - 1. */
+void gradient_of(const network *w, int32_t i, int64_t from, int64_t to, real *weights, real *biases);
+
+#endif
