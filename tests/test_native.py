@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(not available(torch.float32), reason="needs a C 
 SHAPES = {
     FashionCNN: (1, 28, 28),
     MnistCNN: (1, 28, 28),
+    CifarCNN: (3, 32, 32),
     MLP: (1, 28, 28),
     SoftmaxRegression: (784,),
 }
@@ -84,7 +85,7 @@ def test_our_models(kind):
     kernel=st.integers(1, 4),
     padding=st.integers(0, 2),
     size=st.tuples(st.integers(9, 14), st.integers(9, 14)),
-    channels=st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 3)),
+    channels=st.tuples(st.integers(1, 5), st.integers(1, 12), st.integers(1, 3)),
     bias=st.booleans(),
     activation=st.sampled_from([nn.Tanh, nn.ReLU, None]),
     pool_last=st.booleans(),
@@ -114,6 +115,13 @@ def test_any_plain_network(
 def test_a_batch_in_pieces(monkeypatch):
     monkeypatch.setattr(native, "ROOM", 40_000)  # of two examples, or three
     compare(FashionCNN(), *batches(4, 5, (1, 28, 28)))
+
+
+@pytest.mark.parametrize("channels", [17, 40, 90])
+def test_rows_of_patches_of_several_vectors(channels):
+    layers = [nn.Conv2d(2, channels, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]
+    layers += [nn.Conv2d(channels, 3, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 4)]
+    compare(nn.Sequential(*layers), *batches(2, 3, (2, 13, 12), 4))
 
 
 def test_a_single_matrix():
@@ -201,7 +209,6 @@ def hooked() -> nn.Module:
 @pytest.mark.parametrize(
     "module",
     [
-        CifarCNN(),  # torch's own convolutions are faster there
         Shouting(nn.Linear(3, 2)),
         frozen(),
         hooked(),

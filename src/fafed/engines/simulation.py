@@ -8,6 +8,7 @@ and a single gradient is so small that torch's own overhead dominates, else the 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -279,8 +280,10 @@ class Simulation:
         groups = []
         for has_hidden in (False, True):  # states of one group must stack
             kind = [c for c in clients if self._has_hidden(c) is has_hidden]
-            even = -(-len(kind) // max(1, -(-len(kind) // size)))
-            groups += [kind[i : i + even] for i in range(0, len(kind), even or 1)]
+            count = -(-len(kind) // size)
+            count += count % 2 if 1 < count < len(kind) else 0  # two workers end together
+            ends = [len(kind) * i // count for i in range(count + 1)] if count else []
+            groups += [kind[i:j] for i, j in itertools.pairwise(ends)]
         return groups
 
     def _moved(self, draws: Draws) -> Draws:

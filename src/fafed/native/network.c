@@ -4,6 +4,8 @@
    or relu. All of its arithmetic is two loops, `dots` (rows times rows) and `mixes` (rows as sums of
    rows). A convolution never copies patches: the input is read flat, and a patch's corner (i, j) is
    the same stretch i * width + j further on; what this computes across the right edge is not used.
+   On the way back three of four gradients before a pool are zero. Where a row of a patch with its
+   channels last fills a vector, only the others are visited (`sparse`).
 
    Compiled for this machine on first use by fafed.native; in float32, or in float64 with DOUBLE. */
 
@@ -203,6 +205,57 @@ static void mixes(int64_t m, int64_t length, int64_t terms, const real *w, int64
     }
 }
 
+enum { STRETCH = 8 }; /* vectors that are kept in registers */
+
+INLINE void gather_tile(const int width, int64_t n, const real *values, const int64_t *corners,
+                        const real *from, real *sums) {
+    vec sum[STRETCH];
+    UNROLL for (int v = 0; v < width; v++) sum[v] = (vec){0};
+    for (int64_t k = 0; k < n; k++) {
+        const real *row = from + corners[k];
+        UNROLL for (int v = 0; v < width; v++) sum[v] += values[k] * load(row + v * LANES);
+    }
+    UNROLL for (int v = 0; v < width; v++) *(loose *)(sums + v * LANES) = sum[v];
+}
+
+INLINE void scatter_tile(const int width, int64_t n, const real *values, const int64_t *corners,
+                         const real *row, real *to) {
+    vec part[STRETCH];
+    UNROLL for (int v = 0; v < width; v++) part[v] = load(row + v * LANES);
+    for (int64_t k = 0; k < n; k++) {
+        real *here = to + corners[k];
+        UNROLL for (int v = 0; v < width; v++)
+            *(loose *)(here + v * LANES) = load(here + v * LANES) + values[k] * part[v];
+    }
+}
+
+#define STRETCHES(TILE)                                                            \
+    for (int64_t p = 0; p < length; p += STRETCH * LANES) switch (                 \
+        length - p > STRETCH * LANES ? STRETCH : (length - p + LANES - 1) / LANES) { \
+            case 8: TILE(8); break;                                                \
+            case 7: TILE(7); break;                                                \
+            case 6: TILE(6); break;                                                \
+            case 5: TILE(5); break;                                                \
+            case 4: TILE(4); break;                                                \
+            case 3: TILE(3); break;                                                \
+            case 2: TILE(2); break;                                                \
+            default: TILE(1);                                                      \
+        }
+
+/* sums = sum over k of values[k] times the stretch at corners[k], in whole vectors */
+static void gathers(int64_t length, int64_t n, const real *values, const int64_t *corners,
+                    const real *from, real *sums) {
+#define GATHER(W) gather_tile(W, n, values, corners, from + p, sums + p)
+    STRETCHES(GATHER)
+}
+
+/* the stretch at corners[k] += values[k] times row, which has zeros up to a whole vector */
+static void scatters(int64_t length, int64_t n, const real *values, const int64_t *corners,
+                     const real *row, real *to) {
+#define SCATTER(W) scatter_tile(W, n, values, corners, row + p, to + p)
+    STRETCHES(SCATTER)
+}
+
 static real sum_of(const real *a, int64_t n) {
     vec sums = {0};
     int64_t p = 0;
@@ -270,6 +323,12 @@ static int64_t numbers_in(const layer *l) {
     return l->kind == MATRIX ? l->inputs : (int64_t)l->inputs * l->height * l->width;
 }
 
+static int sparse(const layer *l) {
+    return l->kind == CONVOLUTION && l->inputs * l->kernel >= LANES;
+}
+
+static int64_t whole_vectors(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
+
 static int64_t lay_out(const layer *layers, int n, int64_t b, place *places) {
     int64_t end = 0;
 #define TAKE(field, count) places[i].field = end, end += (count) / LANES * LANES + 3 * LANES
@@ -281,9 +340,19 @@ static int64_t lay_out(const layer *layers, int n, int64_t b, place *places) {
             const int64_t square = (int64_t)l->kernel * l->kernel;
             TAKE(in, l->padding ? b * l->inputs * s.plane : 0);
             TAKE(wide, (l->outputs > l->inputs ? l->outputs : l->inputs) * s.plane);
-            TAKE(spread, b * l->outputs * s.spread);
             TAKE(choices, b * out);
-            TAKE(turned, square * l->inputs * l->outputs);
+            if (sparse(l)) {
+                const int64_t row = whole_vectors((int64_t)l->kernel * l->inputs);
+                TAKE(last, b * l->inputs * s.plane + row);
+                TAKE(back, l->inputs * s.plane + row);
+                TAKE(turned, l->outputs * l->kernel * row);
+                TAKE(values, b * s.rows * s.columns);
+                TAKE(corners, b * s.rows * s.columns * (int64_t)(8 / sizeof(real)));
+                TAKE(sums, l->kernel * row);
+            } else {
+                TAKE(spread, b * l->outputs * s.spread);
+                TAKE(turned, square * l->inputs * l->outputs);
+            }
             TAKE(offsets, square * (l->inputs + l->outputs) * (int64_t)(8 / sizeof(real)));
         } else {
             const int64_t most = l->inputs > l->outputs ? l->inputs : l->outputs;
@@ -382,9 +451,85 @@ static void forward(const layer *l, const place *at, real *room, const real *x, 
     activate(l->activation, out, b * numbers_out(l));
 }
 
+/* The gradients that the pool let through in some examples of output o, none of them zero: values,
+   and the corners of their patches in an input with its channels last. Returns how many. */
+static int64_t let_through(const layer *l, const geometry *s, const real *g, const whole *choices,
+                           int64_t o, int64_t examples, real *values, int64_t *corners) {
+    const int64_t squares = s->rows * s->columns, out = squares * l->outputs;
+    int64_t n = 0;
+    for (int64_t e = 0; e < examples; e++)
+        for (int64_t r = 0; r < s->rows; r++)
+            for (int64_t c = 0; c < s->columns; c++) {
+                const int64_t p = e * out + o * squares + r * s->columns + c;
+                const int64_t y = 2 * r + choices[p] / 2, x = 2 * c + choices[p] % 2;
+                values[n] = g[p];
+                corners[n] = (e * s->plane + y * s->width + x) * l->inputs;
+                n += g[p] != 0;
+            }
+    return n;
+}
+
+static void backward_sparse(const layer *l, const place *at, real *room, const real *weights,
+                            int64_t b, const real *in, real *g_in) {
+    const geometry s = shape_of(l);
+    const int64_t inputs = l->inputs, kernel = l->kernel, square = kernel * kernel;
+    const int64_t out = numbers_out(l), length = kernel * inputs, row = whole_vectors(length);
+    real *last = room + at->last, *back = room + at->back, *turned = room + at->turned;
+    for (int64_t e = 0; e < b; e++)
+        for (int64_t c = 0; c < inputs; c++)
+            for (int64_t p = 0; p < s.plane; p++)
+                last[(e * s.plane + p) * inputs + c] = in[(e * inputs + c) * s.plane + p];
+    if (!g_in) return;
+    for (int64_t o = 0; o < l->outputs; o++)
+        for (int64_t i = 0; i < kernel; i++)
+            for (int64_t j = 0; j < kernel; j++)
+                for (int64_t c = 0; c < inputs; c++)
+                    turned[(o * kernel + i) * row + j * inputs + c] =
+                        weights[(o * inputs + c) * square + i * kernel + j];
+    const whole *choices = (const whole *)(room + at->choices);
+    real *values = room + at->values;
+    int64_t *corners = (int64_t *)(room + at->corners);
+    for (int64_t e = 0; e < b; e++) {
+        memset(back, 0, (size_t)(s.plane * inputs) * sizeof(real));
+        for (int64_t o = 0; o < l->outputs; o++) {
+            const int64_t n = let_through(l, &s, room + at->g + e * out, choices + e * out, o, 1,
+                                          values, corners);
+            for (int64_t i = 0; i < kernel; i++)
+                scatters(length, n, values, corners, turned + (o * kernel + i) * row,
+                         back + i * s.width * inputs);
+        }
+        real *to = g_in + e * numbers_in(l);
+        for (int64_t r = 0; r < l->height; r++)
+            for (int64_t c = 0; c < l->width; c++)
+                for (int64_t k = 0; k < inputs; k++)
+                    to[(k * l->height + r) * l->width + c] =
+                        back[((r + l->padding) * s.width + c + l->padding) * inputs + k];
+    }
+}
+
+static void gradient_sparse(const layer *l, const place *at, real *room, int64_t b, int64_t from,
+                            int64_t to, real *weights) {
+    const geometry s = shape_of(l);
+    const int64_t inputs = l->inputs, kernel = l->kernel, square = kernel * kernel;
+    const int64_t length = kernel * inputs, row = whole_vectors(length);
+    real *values = room + at->values, *sums = room + at->sums;
+    int64_t *corners = (int64_t *)(room + at->corners);
+    for (int64_t o = from; o < to; o++, weights += inputs * square) {
+        const int64_t n = let_through(l, &s, room + at->g, (const whole *)(room + at->choices), o, b,
+                                      values, corners);
+        for (int64_t i = 0; i < kernel; i++)
+            gathers(length, n, values, corners, room + at->last + i * s.width * inputs,
+                    sums + i * row);
+        for (int64_t c = 0; c < inputs; c++)
+            for (int64_t i = 0; i < kernel; i++)
+                for (int64_t j = 0; j < kernel; j++)
+                    weights[c * square + i * kernel + j] = sums[i * row + j * inputs + c];
+    }
+}
+
 /* Ready for the layer's part of the gradient; unless g_in is null, the gradient of its input, too. */
 static void backward(const layer *l, const place *at, real *room, const real *x, int64_t b,
-                     real *g_in) {
+                     const real *a, real *g_in) {
     const real *weights = x + l->weights;
     real *g = room + at->g;
     int64_t *offsets = (int64_t *)(room + at->offsets);
@@ -393,6 +538,10 @@ static void backward(const layer *l, const place *at, real *room, const real *x,
     if (l->kind == MATRIX) {
         if (g_in)
             mixes(b, l->inputs, l->outputs, g, l->outputs, 1, weights, offsets, g_in, l->inputs);
+        return;
+    }
+    if (sparse(l)) {
+        backward_sparse(l, at, room, weights, b, l->padding ? room + at->in : a, g_in);
         return;
     }
     const geometry s = shape_of(l);
@@ -445,6 +594,10 @@ void gradient_of(const network *w, int32_t i, int64_t from, int64_t to, real *we
         }
     if (l->kind == MATRIX) {
         mixes(to - from, l->inputs, w->b, g + from, 1, l->outputs, a, offsets, weights, l->inputs);
+        return;
+    }
+    if (sparse(l)) {
+        gradient_sparse(l, at, w->room, w->b, from, to, weights);
         return;
     }
     const geometry s = shape_of(l);
@@ -529,7 +682,8 @@ double ready(network *w, const real *x, int64_t b, const real *inputs, const int
     const double loss = entropy(b, numbers_out(layers + last), logits, targets, share,
                                 w->room + places[last].g);
     for (int i = last; i >= 0; i--)
-        backward(layers + i, places + i, w->room, x, b, i ? w->room + places[i - 1].g : 0);
+        backward(layers + i, places + i, w->room, x, b, i ? w->room + places[i - 1].out : w->a,
+                 i ? w->room + places[i - 1].g : 0);
     return loss;
 }
 

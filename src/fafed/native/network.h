@@ -27,10 +27,14 @@ typedef struct {
 typedef struct {
     int64_t in; /* padded input, all examples */
     int64_t wide; /* a convolution's output before the pool, one example */
-    int64_t spread; /* gradient there, all examples, with zeros before each plane */
+    int64_t spread; /* gradient there, all examples, with zeros before each plane (dense) */
     int64_t choices; /* which of its four numbers each pool took */
     int64_t out, g; /* output and its gradient, all examples */
-    int64_t turned; /* a convolution's weights by input */
+    int64_t turned; /* a convolution's weights by input, or (sparse) with the inputs last */
+    int64_t last; /* sparse: the padded input with its channels last, all examples */
+    int64_t back; /* sparse: the gradient of that, one example */
+    int64_t values, corners; /* sparse: gradients that a pool let through, and where they were */
+    int64_t sums; /* sparse: a row of weights */
     int64_t offsets; /* of rows that are read, as int64 */
 } place;
 

@@ -24,7 +24,6 @@ from fafed.data.batches import Picked
 from fafed.native import build
 from fafed.stacking import for_all_clients
 
-WIDE = 64  # inputs of one output of a convolution
 ROOM = 2**21  # numbers that a batch may occupy; larger batches are done in pieces
 ROOMS = 4  # of different shapes that a thread keeps
 CONVOLUTION, MATRIX = range(2)
@@ -49,7 +48,7 @@ class Layer(ctypes.Structure):
 
 
 def recognised(module: nn.Module, loss: Any) -> Network | None:
-    """The network, if it is one that network.c can do and does faster; else None."""
+    """The network, if it is one that network.c can do; else None."""
     if type(module) is nn.Linear:
         module = nn.Sequential(module)
     if loss is not F.cross_entropy or not isinstance(module, nn.Sequential):
@@ -62,7 +61,7 @@ def recognised(module: nn.Module, loss: Any) -> Network | None:
     if not all(p.requires_grad for p in module.parameters()) or list(module.buffers()):
         return None
     steps = _steps(module)
-    if steps is None or _better_in_torch(steps):
+    if steps is None:
         return None
     return Network(steps, flattens=any(isinstance(m, nn.Flatten) for m in module))
 
@@ -327,14 +326,6 @@ def _halves(module: nn.Module) -> bool:
         and module.dilation in (1, (1, 1))
         and not (module.ceil_mode or module.return_indices)
     )
-
-
-def _better_in_torch(steps: list[Step]) -> bool:
-    """Images in colour run channels-last in torch, where wide convolutions are faster than here;
-    to grey ones that layout brings nothing."""
-    convolutions = [s.module for s in steps if isinstance(s.module, nn.Conv2d)]
-    wide = any(m.weight[0].numel() > WIDE for m in convolutions)
-    return wide and convolutions[0].in_channels > 1
 
 
 def _hooked(module: nn.Module) -> bool:
