@@ -40,3 +40,21 @@ def _clients_first(wrapped: Tensor) -> Tensor:
 def wrapped(value: Tensor) -> bool:
     """Whether vmap or grad of torch.func is looking on."""
     return bool(functorch.is_functorch_wrapped_tensor(value))
+
+
+# What C functions are told about the clients' vectors, (clients, d).
+
+
+def packed(vectors: Tensor) -> Tensor:
+    """With each vector in one piece; one vector for all is not copied."""
+    return vectors if vectors.stride(1) == 1 else vectors.contiguous()
+
+
+def addresses(*tensors: Tensor) -> list[int]:
+    """0 for an empty one."""
+    return [t.data_ptr() if t.numel() else 0 for t in tensors]
+
+
+def rows_of(*stacked: Tensor) -> list[int]:
+    """Where each begins, and how far it is from one client to the next."""
+    return [number for t in stacked for number in (*addresses(t), t.stride(0))]

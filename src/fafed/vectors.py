@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fafed.native import build
-from fafed.stacking import for_all_clients
+from fafed.stacking import for_all_clients, packed, rows_of
 
 LARGE = 2**12  # numbers from which on a pass, for some clients, costs more than a call
 
@@ -33,8 +33,8 @@ def corrected(g: Tensor, keep: float | Tensor, m: Tensor, old: Tensor) -> Tensor
 
     def of_all(g: Tensor, keep: Tensor, m: Tensor, old: Tensor) -> tuple[Tensor]:
         out = torch.empty(g.shape, dtype=g.dtype)
-        g, m, old = _packed(g), _packed(m), _packed(old)
-        library.corrected(*out.shape, *_rows(g, keep, m, old), out.data_ptr())
+        g, m, old = packed(g), packed(m), packed(old)
+        library.corrected(*out.shape, *rows_of(g, keep, m, old), out.data_ptr())
         return (out,)
 
     keep = keep.to(g.dtype) if isinstance(keep, Tensor) else torch.tensor(keep, dtype=g.dtype)
@@ -49,8 +49,8 @@ def collected(v: Tensor, beta: float, g: Tensor) -> Tensor:
 
     def of_all(v: Tensor, g: Tensor) -> tuple[Tensor]:
         out = torch.empty(g.shape, dtype=g.dtype)
-        v, g = _packed(v), _packed(g)
-        library.collected(*out.shape, beta, *_rows(v, g), out.data_ptr())
+        v, g = packed(v), packed(g)
+        library.collected(*out.shape, beta, *rows_of(v, g), out.data_ptr())
         return (out,)
 
     return for_all_clients(of_all, v, g)[0]
@@ -62,8 +62,8 @@ def add(total: Tensor, weights: Tensor, stacked: Tensor) -> None:
     if library is None:
         total.add_(weights @ stacked.to(torch.float64))
         return
-    stacked = _packed(stacked)
-    library.added(*stacked.shape, weights.data_ptr(), *_rows(stacked), total.data_ptr())
+    stacked = packed(stacked)
+    library.added(*stacked.shape, weights.data_ptr(), *rows_of(stacked), total.data_ptr())
 
 
 def _library(vector: Tensor, dtype: torch.dtype | None = None) -> ctypes.CDLL | None:
@@ -76,12 +76,3 @@ def _library(vector: Tensor, dtype: torch.dtype | None = None) -> ctypes.CDLL | 
 def _compiled(dtype: torch.dtype) -> ctypes.CDLL | None:
     known = dtype in build.DOUBLE and build.available(dtype)
     return build.library(dtype) if known else None
-
-
-def _packed(vectors: Tensor) -> Tensor:
-    return vectors if vectors.stride(1) == 1 else vectors.contiguous()
-
-
-def _rows(*stacked: Tensor) -> list[int]:
-    """Where each begins, and how far it is from one client to the next."""
-    return [number for t in stacked for number in (t.data_ptr(), t.stride(0))]

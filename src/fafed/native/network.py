@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from fafed.data.batches import Picked
 from fafed.native import build
-from fafed.stacking import for_all_clients
+from fafed.stacking import addresses, for_all_clients, packed, rows_of
 
 ROOM = 2**21  # numbers that a batch may occupy; larger batches are done in pieces
 ROOMS = 4  # of different shapes that a thread keeps
@@ -100,7 +100,7 @@ class Network:
         b = len(inputs)
         work = self._work(inputs.shape[1:], b)
         logits = x.new_empty(b, len(self.steps[-1].module.weight))
-        vectors = _addresses(x, inputs, logits, work.room)
+        vectors = addresses(x, inputs, logits, work.room)
         work.library.outputs(work.layers, len(work.layers), b, work.piece, *vectors)
         return logits
 
@@ -110,7 +110,7 @@ class Network:
         """The same as `gradient`, with a first dimension that runs over the clients; with a pool,
         inputs are row numbers of it."""
         n, b = targets.shape
-        x = _packed(x)
+        x = packed(x)
         inputs, targets = inputs.contiguous(), targets.contiguous()
         rows = 0 if pool is None else inputs.data_ptr()
         work = self._work(inputs.shape[2:] if pool is None else pool.shape[1:], b)
@@ -118,7 +118,7 @@ class Network:
         wrong = work.library.gradients(
             *(work.layers, len(work.layers), n, b, work.piece, self.parameters),
             *(x.data_ptr(), x.stride(0), (inputs if pool is None else pool).data_ptr(), rows),
-            *_addresses(targets, gradient, losses, work.rest, work.room),
+            *addresses(targets, gradient, losses, work.rest, work.room),
         )
         if wrong:
             raise IndexError(f"target {int(targets.flatten()[wrong - 1])} is out of bounds")
@@ -136,9 +136,9 @@ class Network:
 
         def of_all(x: Tensor, correction: Tensor, *batches: Tensor) -> tuple[Tensor, ...]:
             walk = _Walk(self, 1, rates, inputs.pool, *batches)
-            x, correction = _packed(x), _packed(correction)
+            x, correction = packed(x), packed(correction)
             out = torch.empty(x.shape, dtype=x.dtype)
-            walk(walk.library.descend, *_rows(x, correction), out.data_ptr())
+            walk(walk.library.descend, *rows_of(x, correction), out.data_ptr())
             return out, walk.losses
 
         out, losses = for_all_clients(of_all, x, correction, inputs.rows, targets)
@@ -162,17 +162,16 @@ class Network:
         def of_all(*tensors: Tensor) -> tuple[Tensor, ...]:
             *point, rows, targets = tensors
             walk = _Walk(self, 2, rates, inputs.pool, rows, targets)
-            x, before, m, v = map(_packed, point)
-            end, *out = (torch.empty(t.shape, dtype=t.dtype) for t in (before, before, m, v))
-            if not keep_x:
-                end = end[:1].expand(end.shape)
+            x, before, m, v = map(packed, point)
+            out = [torch.empty(t.shape, dtype=t.dtype) for t in (before, m, v)]
+            end = torch.empty_like(out[0] if keep_x else out[0][:1]).expand(before.shape)
             if not len(inverse):
                 out[-1], v = v, v[:, :0]
             walk(
                 walk.library.track,
-                *(keeps.data_ptr(), beta, _address(inverse)),
-                *_rows(x, before, m, v, end),
-                *_addresses(*out),
+                *(keeps.data_ptr(), beta, *addresses(inverse)),
+                *rows_of(x, before, m, v, end),
+                *addresses(*out),
             )
             return end if keep_x else end[:, :0], *out, walk.losses
 
@@ -224,32 +223,14 @@ class _Walk:
         self.losses = pool.new_empty(targets.shape[:2])
 
     def __call__(self, function: Any, *arguments: Any) -> None:
-        batches = _addresses(self.rates, self.pool, self.rows, self.targets)
+        batches = addresses(self.rates, self.pool, self.rows, self.targets)
         wrong = function(
             *(self.work.layers, len(self.work.layers), *self.targets.shape),
             *(self.network.parameters, *batches, *arguments),
-            *_addresses(self.losses, self.work.room),
+            *addresses(self.losses, self.work.room),
         )
         if wrong:
             raise IndexError(f"target {int(self.targets.flatten()[wrong - 1])} is out of bounds")
-
-
-def _packed(vectors: Tensor) -> Tensor:
-    """One vector for all is not copied."""
-    return vectors if vectors.stride(1) == 1 else vectors.contiguous()
-
-
-def _address(vectors: Tensor) -> int:
-    return vectors.data_ptr() if vectors.numel() else 0
-
-
-def _addresses(*tensors: Tensor) -> list[int]:
-    return [_address(t) for t in tensors]
-
-
-def _rows(*stacked: Tensor) -> list[int]:
-    """Where each begins, and how far it is from one client to the next."""
-    return [number for t in stacked for number in (_address(t), t.stride(0))]
 
 
 def _layers(steps: list[Step], shape: torch.Size) -> Iterable[Layer]:
