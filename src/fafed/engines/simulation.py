@@ -32,7 +32,8 @@ from fafed.objective import Memory, Objective
 
 ENGINES = ("auto", "loop", "vmap", "native")
 SMALL_GRADIENT = 3e7  # floating-point operations; measured by benchmarks/engine_choice.py
-GROUPS = 2  # vmap: at least so many, for as many workers
+GROUPS = 2  # vmap: at least so many, for as many workers,
+SLOW_BYTES, SLOW_GROUPS = 2**20, 20  # or so many, for models of this size, that all end together
 GROUP_BYTES = 2**23  # vmap: parameters of the clients in one group; larger ones leave the cache
 LARGE_BYTES = 2**25  # a vector after whose use memory is returned; a client takes seconds
 UNDO_BYTES = 2**30  # clients' states that are held twice while a round is under way
@@ -274,9 +275,9 @@ class Simulation:
         """Never a function of the number of workers: the digits must not be."""
         if self.engine == "loop":
             return [[client] for client in clients]
-        model = self.objective.x0
-        fit = GROUP_BYTES // (model.numel() * model.element_size())
-        size = max(1, min(fit, -(-len(clients) // GROUPS)))
+        model = tree.nbytes(self.objective.x0)
+        least = GROUPS if model < SLOW_BYTES else SLOW_GROUPS
+        size = max(1, min(GROUP_BYTES // model, -(-len(clients) // least)))
         groups = []
         for has_hidden in (False, True):  # states of one group must stack
             kind = [c for c in clients if self._has_hidden(c) is has_hidden]
