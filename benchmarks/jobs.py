@@ -63,13 +63,13 @@ def _lstm(name: str, width: int, steps: int) -> Job:
 _J1 = Job("J1", "Fashion-MNIST, CNN", "fashion-cnn", "fashion-mnist", 50, 10, rounds=5)
 _J2 = Job("J2", "Fashion-MNIST, CNN", "fashion-cnn", "fashion-mnist", 5, 20, rounds=10)
 _J3 = Job(
-    "J3", "Fashion-MNIST, MLP 784-200-10", "mlp", "fashion-mnist", 10, 10, 1_000, rounds=2, repeat=2
+    "J3", "Fashion-MNIST, MLP 784-200-10", "mlp", "fashion-mnist", 10, 10, 1_000, rounds=4, repeat=2
 )
 _J4 = Job("J4", "CIFAR-10, CNN", "cifar-cnn", "cifar-10", 100, 5, rounds=2, repeat=2)
 _J5 = _lstm("J5", 200, 10)
 _J5H = _lstm("J5H", 650, 2)  # memory does not depend on q, and a gradient takes seconds
 _J6 = Job(
-    "J6", "Fashion-MNIST, softmax", "softmax", "fashion-mnist", 10, 5, 10_000, rounds=2, repeat=2
+    "J6", "Fashion-MNIST, softmax", "softmax", "fashion-mnist", 10, 5, 10_000, rounds=4, repeat=2
 )
 
 JOBS = {job.name: job for job in (_J1, _J2, _J3, _J4, _J5, _J5H, _J6)}
