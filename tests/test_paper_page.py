@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 
 from fafed.cli import app
 from fafed.errors import ConfigError, FafedError
+from fafed.experiment import Experiment, presets
 from fafed.paper import document, driver, figures, tables, verdicts
 from fafed.paper.findings import Findings
-from fafed.paper.ledger import Ledger, Outcome
+from fafed.paper.ledger import Ledger, Missing, Outcome
 from fafed.paper.plan import Plan
 from fafed.paper.protocol import Protocol
 from fafed.report.numbers import Stat
@@ -115,3 +116,20 @@ def test_commands(monkeypatch, tmp_path):
     results = ["--results", str(tmp_path / "none"), "-o", str(tmp_path)]
     empty = CliRunner().invoke(app, ["paper", "figure", "figure-1", *none, *results])
     assert empty.stdout == "figure-1: not run yet\n"
+
+
+@pytest.mark.parametrize("name", sorted(set(presets()) - {"fashion-mnist-high"}))
+def test_presets_have_the_settings_that_were_chosen(findings, name):
+    """All but the one of `make demo`, which has a search of its own."""
+    plan, protocol = findings.plan, findings.protocol
+    if name in protocol.language:
+        return
+    decide = plan.fair if name in protocol.table2 else plan.curve_setting
+    preset = Experiment.read(name)
+    for method in protocol.methods:
+        try:
+            chosen = decide(name, method).winner.job.settings
+        except Missing:
+            continue
+        found = preset.with_algorithm(method).algorithm.options
+        assert found == pytest.approx(chosen, rel=1e-3), method

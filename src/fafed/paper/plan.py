@@ -130,12 +130,16 @@ class Plan:
 
     # The other data.
 
-    def curve(self, name: str, algorithm: str) -> Outcome:
+    @remembered
+    def curve_setting(self, name: str, algorithm: str) -> Race:
         p = self.protocol
         grid = points(space(p.experiment(name), algorithm))
-        race = self._race(name, algorithm, subset(grid, p.curves.trials), p.curves)
-        settings = race.winner.job.settings
-        return self._one(Job(name, algorithm, settings, p.curves.seed, p.curves.rounds))
+        return self._race(name, algorithm, subset(grid, p.curves.trials), p.curves)
+
+    def curve(self, name: str, algorithm: str) -> Outcome:
+        curves = self.protocol.curves
+        settings = self.curve_setting(name, algorithm).winner.job.settings
+        return self._one(Job(name, algorithm, settings, curves.seed, curves.rounds))
 
     def language(self, name: str, algorithm: str) -> Outcome:
         experiment = self.protocol.experiment(name)
