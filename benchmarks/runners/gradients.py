@@ -49,6 +49,8 @@ def ours(folder: Path) -> Work:
     run = mine.start(1, 1)  # also lets the objective find out what it is
     engine, source, objective = run.engine, mine.source(), mine.objective
     groups = engine._groups(range(mine.task.clients))  # type: ignore[attr-defined]
+    size = max(map(len, groups))
+    groups = [group for group in groups if len(group) == size]
     batches = []
     for i in range(DIFFERENT):
         rows, keys, fresh = draw_stacked(source, ("round",), groups[i % len(groups)], 0, 1).round
@@ -71,7 +73,6 @@ def ours(folder: Path) -> Work:
         data, keys, fresh = batches[i % DIFFERENT]
         return torch.func.vmap(client)(points[: len(keys)], data, keys, fresh)
 
-    size = len(groups[0])
     points = objective.x0.repeat(size, 1)
     return Work(group, size)
 
