@@ -124,11 +124,13 @@ def test_presets_have_the_settings_that_were_chosen(findings, name):
     plan, protocol = findings.plan, findings.protocol
     if name in protocol.language:
         return
-    decide = plan.fair if name in protocol.table2 else plan.curve_setting
     preset = Experiment.read(name)
     for method in protocol.methods:
         try:
-            chosen = decide(name, method).winner.job.settings
+            if name in protocol.table2:
+                chosen = plan.fair(name, method).winner.job.settings
+            else:
+                chosen = plan.curve(name, method).job.settings
         except Missing:
             continue
         found = preset.with_algorithm(method).algorithm.options

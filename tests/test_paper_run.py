@@ -232,6 +232,21 @@ def test_a_budget_that_is_never_reached(tiny):
     assert (found.count, found.reached) == (12, False)
 
 
+def test_a_curve_that_diverges_makes_way_for_the_next(tiny):
+    """Of two trials the better one is measured first, and the other only if it fails."""
+    ledger, measured = Ledger(), []
+    decide = partial(Plan(tiny, ledger).curve, "other", "fedavg")
+    while todo := missing([decide]):
+        for job in todo:
+            final = "data.validation" not in job.changes
+            failure = "round 2: NaN" if final and not measured else None
+            measured += [job.settings["eta"]] if final else []
+            ledger.add(Outcome(job, outcome([job.settings["eta"]]).columns, failure=failure))
+    assert len(measured) == 2
+    assert measured[0] > measured[1]  # the better one by its trial
+    assert decide().job.settings["eta"] == measured[1]
+
+
 def test_the_end_of_a_run():
     run = outcome([0.1, None, 0.5, 0.7])
     assert run.end("test_accuracy", 2) == pytest.approx(0.6)

@@ -130,16 +130,17 @@ class Plan:
 
     # The other data.
 
-    @remembered
-    def curve_setting(self, name: str, algorithm: str) -> Race:
+    def curve(self, name: str, algorithm: str) -> Outcome:
+        """The best of the last rung that does not diverge: its trials are much shorter."""
         p = self.protocol
         grid = points(space(p.experiment(name), algorithm))
-        return self._race(name, algorithm, subset(grid, p.curves.trials), p.curves)
-
-    def curve(self, name: str, algorithm: str) -> Outcome:
-        curves = self.protocol.curves
-        settings = self.curve_setting(name, algorithm).winner.job.settings
-        return self._one(Job(name, algorithm, settings, curves.seed, curves.rounds))
+        race = self._race(name, algorithm, subset(grid, p.curves.trials), p.curves)
+        for trial in race.rungs[-1]:
+            settings = trial.job.settings
+            found = self._one(Job(name, algorithm, settings, p.curves.seed, p.curves.rounds))
+            if not found.failure:
+                break
+        return found
 
     def language(self, name: str, algorithm: str) -> Outcome:
         experiment = self.protocol.experiment(name)

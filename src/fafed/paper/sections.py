@@ -202,9 +202,9 @@ def figures(f: Findings) -> str:
 ## Figures 2 to 4: training loss against rounds
 
 Loss of the server's model on 5,000 training examples. Fashion-MNIST: the runs of Table 2. MNIST and
-CIFAR-10: {c.rounds} rounds, seed {c.seed}; the settings are the best of at most {c.trials} trials
-per method, by accuracy on held-out data ({c.rungs[0].keep} of them after
-{first} rounds, one after {second}).
+CIFAR-10: {c.rounds} rounds, seed {c.seed}, with test accuracy at the end; the settings are the best
+of at most {c.trials} trials per method, by accuracy on held-out data ({c.rungs[0].keep} of them
+after {first} rounds, one after {second}). Where the best diverged later, the next took its place.
 
 **Figure 2, Fashion-MNIST**
 
@@ -214,10 +214,12 @@ per method, by accuracy on held-out data ({c.rungs[0].keep} of them after
 
 {{figure-3}}
 
+{tables.levels_table(f, _others(f, "mnist"))}
 **Figure 4, CIFAR-10**
 
 {{figure-4}}
-"""
+
+{tables.levels_table(f, _others(f, "cifar-10"))}"""
 
 
 def language(f: Findings) -> str:
@@ -276,6 +278,13 @@ say what to expect, not who is faster. Gradients are evaluations on a batch, ove
 def _column(f: Findings, name: str, tail: int) -> dict[str, Stat]:
     found = {m: f.end(f.finals(name, m), tail) for m in f.protocol.methods}
     return {m: stat for m, stat in found.items() if stat}
+
+
+def _others(f: Findings, data: str) -> dict[str, dict[str, Stat]]:
+    """Level -> method -> accuracy, on the other data."""
+    names = [name for name in f.protocol.curves.experiments if name.startswith(f"{data}-")]
+    found = {n: {m: f.end(f.curves(n, m)) for m in f.protocol.methods} for n in names}
+    return {n: {m: stat for m, stat in mine.items() if stat} for n, mine in found.items()}
 
 
 def _ends(f: Findings, name: str) -> dict[str, Stat]:
