@@ -26,6 +26,15 @@ class Tracked(NamedTuple):
     v: Tensor  # the second moment
 
 
+class Settings(NamedTuple):
+    """Of the steps of such a walk."""
+
+    rates: Rates
+    keeps: Rates  # how much of the estimate's error is kept
+    beta: float
+    A: Tensor | float  # a vector, or 1: then nothing is collected in v
+
+
 def descend(
     grad: Grad, x: Tensor, rates: Rates, batches: Batches, correction: Tensor | None = None
 ) -> Tensor:
@@ -41,17 +50,9 @@ def descend(
 
 
 def track(
-    grad: Grad,
-    start: Tracked,
-    A: Tensor | float,
-    rates: Rates,
-    keeps: Rates,
-    beta: float,
-    batches: Batches,
-    *,
-    keep_x: bool,
+    grad: Grad, start: Tracked, settings: Settings, batches: Batches, *, keep_x: bool
 ) -> Tracked | None:
-    """FAFED's steps (algorithms/fafed.py) from here, if the engine makes them at once: A is a
-    vector, or 1 and nothing is collected in v. Unless it is to be kept, the last x is empty."""
+    """FAFED's steps (algorithms/fafed.py) from here, if the engine makes them at once. Unless it is
+    to be kept, the last x is empty."""
     at_once = getattr(grad, "track", None)
-    return at_once(start, A, rates, keeps, beta, batches, keep_x) if at_once else None
+    return at_once(start, settings, batches, keep_x) if at_once else None

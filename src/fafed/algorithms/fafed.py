@@ -39,7 +39,7 @@ from fafed.algorithm import (
 )
 from fafed.schedules import Rate, at
 from fafed.vectors import collected, corrected, step
-from fafed.walks import Tracked, track
+from fafed.walks import Settings, Tracked, track
 
 Statistic = Callable[[Tensor | None, Tensor], Tensor]
 
@@ -157,30 +157,31 @@ class FAFED(Algorithm):
         self, grad: Grad, down: Down, local: Local, batches: Batches
     ) -> tuple[Local, Message]:
         x, m, v, t, keep = down
-        before, A, scale = local.x, self.scale(v), self.old_grad_scale
-        if self.adaptivity == "amsgrad":  # v came as a maximum; the server adds the old mean
-            v = torch.zeros_like(v)
         steps = range(1, len(batches) + 1)
-        rates = [at(self.eta, t + k) for k in steps]
         remember = [1 - at(self.alpha, t + k) for k in steps]
         remember[0] = remember[0] * keep
-        start, fresh = Tracked(x, before, m, v), self.sync_precond == "fresh"
-        found = None
-        if self.plain:
-            settings = (A, rates, remember, self.beta)
-            found = track(grad, start, *settings, batches, keep_x=not fresh)
-        for k, batch in enumerate(batches if found is None else ()):
+        rates = [at(self.eta, t + k) for k in steps]
+        settings = Settings(rates, remember, self.beta, self.scale(v))
+        if self.adaptivity == "amsgrad":  # v came as a maximum; the server adds the old mean
+            v = torch.zeros_like(v)
+        start, fresh = Tracked(x, local.x, m, v), self.sync_precond == "fresh"
+        at_once = track(grad, start, settings, batches, keep_x=not fresh) if self.plain else None
+        x, before, m, v = at_once or self.walk(grad, start, settings, batches)
+        last = before if fresh else x  # fresh: the q-th move is the server's
+        return Local(before), Message(last, m, self.sent(v))
+
+    def walk(self, grad: Grad, start: Tracked, settings: Settings, batches: Batches) -> Tracked:
+        x, before, m, v = start
+        scale = self.old_grad_scale
+        for rate, remember, batch in zip(settings.rates, settings.keeps, batches, strict=True):
             g = grad(x, batch)
             again = batch if self.coupled_masks else batch.redrawn()
             old = grad(before, again)
-            m = corrected(g, remember[k], m, old if scale == 1 else scale * old)
+            m = corrected(g, remember, m, old if scale == 1 else scale * old)
             del old  # a vector as large as the model
             v = self.collect(v, g)
-            before, x = x, self.move(x, rates[k], m, A)
-        if found is not None:
-            x, before, m, v = found
-        last = before if fresh else x  # fresh: the q-th move is the server's
-        return Local(before), Message(last, m, self.sent(v))
+            before, x = x, self.move(x, rate, m, settings.A)
+        return Tracked(x, before, m, v)
 
     def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:
         x, m, v = mean

@@ -14,7 +14,7 @@ from fafed.engines.contract import NotFinite
 from fafed.native.network import Network
 from fafed.objective import Memory, Objective
 from fafed.stacking import wrapped
-from fafed.walks import Rates, Tracked
+from fafed.walks import Rates, Settings, Tracked
 
 
 class ClientState(NamedTuple):
@@ -86,15 +86,9 @@ class Oracle:
         return x
 
     def track(
-        self,
-        start: Tracked,
-        A: Tensor | float,
-        rates: Rates,
-        keeps: Rates,
-        beta: float,
-        batches: Batches,
-        keep_x: bool,
+        self, start: Tracked, settings: Settings, batches: Batches, keep_x: bool
     ) -> Tracked | None:
+        rates, keeps, beta, A = settings
         if (found := self._walker(batches, [*rates, *keeps, A])) is None:
             return None
         network, data = found
