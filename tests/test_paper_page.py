@@ -118,12 +118,13 @@ def test_commands(monkeypatch, tmp_path):
     assert empty.stdout == "figure-1: not run yet\n"
 
 
-@pytest.mark.parametrize("name", sorted(set(presets()) - {"fashion-mnist-high"}))
+CHOSEN = [name for name in presets() if "mnist" in name and name != "fashion-mnist-high"]
+
+
+@pytest.mark.parametrize("name", CHOSEN)
 def test_presets_have_the_settings_that_were_chosen(findings, name):
-    """All but the one of `make demo`, which has a search of its own."""
+    """The preset of `make demo` has a search of its own."""
     plan, protocol = findings.plan, findings.protocol
-    if name in protocol.language:
-        return
     preset = Experiment.read(name)
     for method in protocol.methods:
         try:

@@ -205,6 +205,9 @@ Loss of the server's model on 5,000 training examples. Fashion-MNIST: the runs o
 CIFAR-10: {c.rounds} rounds, seed {c.seed}, with test accuracy at the end; the settings are the best
 of at most {c.trials} trials per method, by accuracy on held-out data ({c.rungs[0].keep} of them
 after {first} rounds, one after {second}). Where the best diverged later, the next took its place.
+So few and short trials say little about methods with many settings (FedAdam, FedAMS): these curves
+show what such a search finds, not what a method can do. CIFAR-10 needs longer trials, since hardly
+anything is learned there in {second} rounds.
 
 **Figure 2, Fashion-MNIST**
 
