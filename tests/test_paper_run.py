@@ -43,6 +43,7 @@ def tiny(tmp_path):
     content = tomllib.loads((REPOSITORY / "experiments/paper/protocol.toml").read_text("utf-8"))
     base = experiment(tmp_path / "data", search=GRID, eval_every=1, checkpoint_every=100)
     names = [*LEVELS, "tiny-low-b10", "other", "text"]
+    mnist = content["curves"]["mnist"] | {"experiments": ["other"], "rounds": 4, "trials": 2}
     content |= {
         "methods": ["fedavg", "fafed"],
         "tail": 2,
@@ -53,7 +54,7 @@ def tiny(tmp_path):
         "readings": {"tiny-low-b10": "tiny-low"},
         "fair": {"trials": 20, "rungs": RUNGS},
         "budget": {"algorithm": "fedavg", "rounds": 12},
-        "curves": content["curves"] | {"experiments": ["other"], "rounds": 4, "trials": 2},
+        "curves": {"mnist": mnist, "cifar-10": mnist},
         "language": {"text": {"methods": ["fafed"], "seed": 1, "control": {"eta": 0.1}}},
         "experiments": {
             name: Experiment.of(
@@ -245,6 +246,19 @@ def test_a_curve_that_diverges_makes_way_for_the_next(tiny):
     assert len(measured) == 2
     assert measured[0] > measured[1]  # the better one by its trial
     assert decide().job.settings["eta"] == measured[1]
+
+
+def test_settings_may_be_chosen_elsewhere(tiny):
+    curves = tiny.curves["mnist"].model_copy(
+        update={"experiments": ["other", "tiny-low-b10"], "chosen_at": "other"}
+    )
+    plan = Plan(tiny.model_copy(update={"curves": {"mnist": curves}}), Ledger())
+    wanted = []
+    while todo := missing([partial(plan.curve, "tiny-low-b10", "fedavg")]):
+        for job in todo:
+            wanted.append((job.experiment, "data.validation" in job.changes))
+            plan.ledger.add(Outcome(job, outcome([0.5]).columns))
+    assert set(wanted) == {("other", True), ("tiny-low-b10", False)}
 
 
 def test_the_end_of_a_run():

@@ -51,7 +51,7 @@ def stages(plan: Plan) -> dict[str, Calls]:
         "sensitivity": [partial(plan.sensitivity, k, v) for k in values for v in values[k]],
         "deviations": [partial(plan.deviation, d, m) for d in p.deviations for m in d.methods],
     }
-    for name in p.curves.experiments:
+    for name in p.other_data:
         found[name] = [partial(plan.curve, name, m) for m in methods]
     found["long-seeds"] = seeds(plan.long, p.seeds[1:])
     for name, wanted in p.language.items():  # last, because it takes longer than all the others

@@ -83,7 +83,7 @@ def training(data: str) -> Draw:
     """Training loss against rounds at the three levels."""
 
     def draw(findings: Findings) -> Figure | None:
-        known = [*findings.levels, *findings.protocol.curves.experiments]
+        known = [*findings.levels, *findings.protocol.other_data]
         names = [name for name in known if name.startswith(f"{data}-")]
         return _row(findings, names, findings.curves, "train_loss", "training loss", log=True)
 

@@ -132,12 +132,14 @@ class Plan:
 
     def curve(self, name: str, algorithm: str) -> Outcome:
         """The best of the last rung that does not diverge: its trials are much shorter."""
-        p = self.protocol
-        grid = points(space(p.experiment(name), algorithm))
-        race = self._race(name, algorithm, subset(grid, p.curves.trials), p.curves)
+        curves = self.protocol.curves_of(name)
+        assert curves is not None
+        where = curves.chosen_at or name
+        grid = points(space(self.protocol.experiment(where), algorithm))
+        race = self._race(where, algorithm, subset(grid, curves.trials), curves)
         for trial in race.rungs[-1]:
             settings = trial.job.settings
-            found = self._one(Job(name, algorithm, settings, p.curves.seed, p.curves.rounds))
+            found = self._one(Job(name, algorithm, settings, curves.seed, curves.rounds))
             if not found.failure:
                 break
         return found
@@ -189,8 +191,8 @@ class Plan:
         return outcome
 
     def rounds(self, name: str) -> int:
-        curves = self.protocol.curves
-        return curves.rounds if name in curves.experiments else self.budget(name).count
+        curves = self.protocol.curves_of(name)
+        return self.budget(name).count if curves is None else curves.rounds
 
     def share(self, name: str, share: float) -> int:
         return max(self.protocol.fewest_rounds, round(share * self.rounds(name)))

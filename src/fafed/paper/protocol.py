@@ -61,6 +61,7 @@ class Deviation(Part):
 
 class Curves(Search):
     experiments: list[str]
+    chosen_at: str | None = None  # the one where settings are chosen for all; each for itself
     rounds: int
     seed: int
 
@@ -87,7 +88,7 @@ class Protocol(Part):
     long: Long
     sensitivity: Sensitivity
     deviations: list[Deviation]
-    curves: Curves
+    curves: dict[str, Curves]  # by data
     language: dict[str, Language]
     experiments: dict[str, Experiment]  # the other files of the folder
 
@@ -114,6 +115,14 @@ class Protocol(Part):
     def reported(self, name: str) -> dict[str, float]:
         """The paper's accuracies of a level, or of the level that this is a reading of."""
         return self.table2[self.readings.get(name, name)]
+
+    def curves_of(self, name: str) -> Curves | None:
+        """The curves that an experiment is one of."""
+        return next((c for c in self.curves.values() if name in c.experiments), None)
+
+    @property
+    def other_data(self) -> list[str]:
+        return [name for curves in self.curves.values() for name in curves.experiments]
 
     def experiment(self, name: str) -> Experiment:
         if name not in self.experiments:

@@ -196,29 +196,24 @@ have less data each.
 
 
 def figures(f: Findings) -> str:
-    c = f.protocol.curves
-    first, second = (f.plan.share(c.experiments[0], rung.share) for rung in c.rungs)
     return f"""\
 ## Figures 2 to 4: training loss against rounds
 
-Loss of the server's model on 5,000 training examples. Fashion-MNIST: the runs of Table 2. MNIST and
-CIFAR-10: {c.rounds} rounds, seed {c.seed}, with test accuracy at the end; the settings are the best
-of at most {c.trials} trials per method, by accuracy on held-out data ({c.rungs[0].keep} of them
-after {first} rounds, one after {second}). Where the best diverged later, the next took its place.
-So few and short trials say little about methods with many settings (FedAdam, FedAMS): these curves
-show what such a search finds, not what a method can do. CIFAR-10 needs longer trials, since hardly
-anything is learned there in {second} rounds.
+Loss of the server's model on 5,000 training examples. Fashion-MNIST: the runs of Table 2. The other
+data have one seed, and settings from a shorter search, by accuracy on held-out data. Where the best
+diverged later, the next took its place. Such a search says little about methods with many settings
+(FedAdam, FedAMS): these curves show what it finds, not what a method can do.
 
 **Figure 2, Fashion-MNIST**
 
 {{figure-2}}
 
-**Figure 3, MNIST**
+**Figure 3, MNIST**: {_search(f, "mnist")}.
 
 {{figure-3}}
 
 {tables.levels_table(f, _others(f, "mnist"))}
-**Figure 4, CIFAR-10**
+**Figure 4, CIFAR-10**: {_search(f, "cifar-10")}.
 
 {{figure-4}}
 
@@ -283,9 +278,20 @@ def _column(f: Findings, name: str, tail: int) -> dict[str, Stat]:
     return {m: stat for m, stat in found.items() if stat}
 
 
+def _search(f: Findings, data: str) -> str:
+    c = f.protocol.curves[data]
+    *_, first, last = (f.plan.share(c.experiments[0], rung.share) for rung in c.rungs)
+    words = (
+        f"{c.rounds} rounds, seed {c.seed}, and test accuracy at the end; at most {c.trials} "
+        f"trials per method, the best {c.rungs[-2].keep} after {first} rounds, one after {last}"
+    )
+    where = f", at the {level(c.chosen_at)} level for all three" if c.chosen_at else ""
+    return words + where
+
+
 def _others(f: Findings, data: str) -> dict[str, dict[str, Stat]]:
     """Level -> method -> accuracy, on the other data."""
-    names = [name for name in f.protocol.curves.experiments if name.startswith(f"{data}-")]
+    names = f.protocol.curves[data].experiments
     found = {n: {m: f.end(f.curves(n, m)) for m in f.protocol.methods} for n in names}
     return {n: {m: stat for m, stat in mine.items() if stat} for n, mine in found.items()}
 
