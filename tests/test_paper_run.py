@@ -233,6 +233,19 @@ def test_a_budget_that_is_never_reached(tiny):
     assert (found.count, found.reached) == (12, False)
 
 
+def test_a_run_that_is_about_to_write_its_last_checkpoint_is_left_alone(tiny, ran, tmp_path):
+    job = Job("other", "fedavg", {"eta": 0.02}, 0, 2)
+    batch = driver.Batch(tiny, Ledger(), [job], tmp_path, lambda line: None)
+    (path,) = batch.open
+    execute(batch.experiments[0], RunDir(path), prepare=partial(prepare, workers=1))
+    batch.look([RunDir(path)])
+    assert RunDir(path).checkpoints.exists()
+    assert not batch.ledger.outcomes
+    batch.look([])
+    assert not RunDir(path).checkpoints.exists()
+    assert list(batch.ledger.outcomes) == [job.key]
+
+
 def test_a_curve_that_diverges_makes_way_for_the_next(tiny):
     """Of two trials the better one is measured first, and the other only if it fails."""
     ledger, measured = Ledger(), []

@@ -136,12 +136,14 @@ class Batch:
     def look(self, under_way: Sequence[RunDir]) -> None:
         """Now and then, so that a stop loses nothing."""
         if time.monotonic() - self.looked > PAUSE:
-            self.collect()
+            self.collect(under_way)
             self.looked = time.monotonic()
 
-    def collect(self) -> None:
-        """Put what has ended into the ledger; its checkpoints are of no use any more."""
-        ended = [place for path in self.open if _ended(place := RunDir(path))]
+    def collect(self, under_way: Sequence[RunDir] = ()) -> None:
+        """Put what has ended into the ledger; its checkpoints are of no use any more. A run whose
+        records are complete may still be under way: its last checkpoint follows them."""
+        busy = {place.path for place in under_way}
+        ended = [RunDir(path) for path in self.open if path not in busy and _ended(RunDir(path))]
         for place in ended:
             for job in self.open.pop(place.path):
                 self.ledger.add(outcome := extracted(job, place))
