@@ -206,8 +206,8 @@ diverged later, the next took its place. Such a search says little about methods
 
 Two of these rules came after first results: the next setting after a divergence, when SCAFFOLD had
 diverged on MNIST, and CIFAR-10's longer trials at the low level, when shorter ones had chosen among
-settings that had learned nothing. The rounds were cut from 100 to 50 and the trials from 8 to 6 when
-only trials of MNIST's low level had been run.
+settings that had learned nothing. The rounds were cut from 100 to 50 and the trials from 8 to 6
+when only trials of MNIST's low level had been run.
 
 **Figure 2, Fashion-MNIST**
 
