@@ -38,6 +38,11 @@ def at(rate: Rate, t: Tensor) -> float | Tensor:
     return rate(t) if isinstance(rate, Schedule) else rate
 
 
+def along(rate: Rate, t: Tensor, q: int) -> list[float | Tensor]:
+    """For the q steps after step t."""
+    return [at(rate, t + k) for k in range(1, q + 1)]
+
+
 def _real(t: Tensor | int) -> Tensor:
     # float64 whatever the model's type: t ** (1/3) in float32 would cost float64 runs digits
     return torch.as_tensor(t).to(torch.float64)

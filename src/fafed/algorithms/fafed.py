@@ -37,7 +37,7 @@ from fafed.algorithm import (
     one_of,
     switch,
 )
-from fafed.schedules import Rate, at
+from fafed.schedules import Rate, along, at
 from fafed.vectors import collected, corrected, step
 from fafed.walks import Settings, Tracked, track
 
@@ -157,10 +157,9 @@ class FAFED(Algorithm):
         self, grad: Grad, down: Down, local: Local, batches: Batches
     ) -> tuple[Local, Message]:
         x, m, v, t, keep = down
-        steps = range(1, len(batches) + 1)
-        remember = [1 - at(self.alpha, t + k) for k in steps]
+        rates = along(self.eta, t, len(batches))
+        remember = [1 - alpha for alpha in along(self.alpha, t, len(batches))]
         remember[0] = remember[0] * keep
-        rates = [at(self.eta, t + k) for k in steps]
         settings = Settings(rates, remember, self.beta, self.scale(v))
         if self.adaptivity == "amsgrad":  # v came as a maximum; the server adds the old mean
             v = torch.zeros_like(v)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fafed.algorithm import Algorithm, Batches, Grad, Trip, above, counter, hyper
-from fafed.schedules import Rate, at
+from fafed.schedules import Rate, along
 from fafed.walks import descend
 
 
@@ -47,8 +47,7 @@ class FedAvg(Algorithm):
         self, grad: Grad, down: Shared, local: tuple[()], batches: Batches
     ) -> tuple[tuple[()], Message]:
         x, t = down
-        rates = [at(self.eta, t + k) for k in range(1, len(batches) + 1)]
-        x = descend(grad, x, rates, batches)
+        x = descend(grad, x, along(self.eta, t, len(batches)), batches)
         return local, Message(x - down.x)
 
     def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:

@@ -39,7 +39,7 @@ from fafed.algorithm import (
     optional,
     switch,
 )
-from fafed.schedules import Rate, at
+from fafed.schedules import Rate, along
 from fafed.walks import descend
 
 
@@ -89,8 +89,7 @@ class ServerOptimiser(Algorithm):
         self, grad: Grad, down: Down, local: tuple[()], batches: Batches
     ) -> tuple[tuple[()], Message]:
         x, t = down
-        rates = [at(self.eta, t + k) for k in range(1, len(batches) + 1)]
-        x = descend(grad, x, rates, batches)
+        x = descend(grad, x, along(self.eta, t, len(batches)), batches)
         return local, Message(x - down.x)
 
 

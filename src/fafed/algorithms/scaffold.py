@@ -31,7 +31,7 @@ from fafed.algorithm import (
     one_of,
 )
 from fafed.errors import ConfigError
-from fafed.schedules import Rate, at
+from fafed.schedules import Rate, along
 from fafed.walks import descend
 
 
@@ -106,7 +106,7 @@ class SCAFFOLD(Algorithm):
         if self.compact:
             c = (local.x - x) / local.reach
         correction = c - local.c
-        rates = [at(self.eta, t + k) for k in range(1, len(batches) + 1)]
+        rates = along(self.eta, t, len(batches))
         y = descend(grad, x, rates, batches, correction)
         reach = torch.zeros_like(local.reach) + sum(rates)
         if self.control == "drift":

@@ -575,6 +575,8 @@ static void backward(const layer *l, const place *at, real *room, const real *x,
     }
 }
 
+int64_t tile_of(const layer *l) { return l->kind == MATRIX ? MIX_ROWS : DOT_ROWS; }
+
 int64_t row_of(const layer *l) {
     return l->kind == MATRIX ? l->inputs : (int64_t)l->inputs * l->kernel * l->kernel;
 }

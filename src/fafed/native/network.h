@@ -67,6 +67,9 @@ double ready(network *w, const real *x, int64_t b, const real *inputs, const int
 /* Numbers in a row of a layer's weights. */
 int64_t row_of(const layer *l);
 
+/* Rows of a layer's gradient that are best made together. */
+int64_t tile_of(const layer *l);
+
 /* The gradient of layer i's weights and biases, rows from .. to - 1. */
 void gradient_of(const network *w, int32_t i, int64_t from, int64_t to, real *weights, real *biases);
 

@@ -120,13 +120,13 @@ class Network:
             *(x.data_ptr(), x.stride(0), (inputs if pool is None else pool).data_ptr(), rows),
             *addresses(targets, gradient, losses, work.rest, work.room),
         )
-        if wrong:
-            raise IndexError(f"target {int(targets.flatten()[wrong - 1])} is out of bounds")
+        _refuse(wrong, targets)
         return gradient, losses
 
     def walks(self, pool: Tensor, b: int) -> bool:
         """Whether batches of b of these are small enough for `descend` and `track`."""
-        return bool(self._work(pool.shape[1:], b).piece == b)
+        _, most = self._layout(pool.shape[1:])
+        return b <= most
 
     def descend(
         self, x: Tensor, correction: Tensor, rates: Tensor, inputs: Picked, targets: Tensor
@@ -177,6 +177,13 @@ class Network:
 
         return for_all_clients(of_all, *point, inputs.rows, targets)
 
+    def _layout(self, shape: torch.Size) -> tuple[Any, int]:
+        """The layers for such examples, and how many examples fit into a room."""
+        layers = list(_layers(self.steps, shape))
+        array = (Layer * len(layers))(*layers)
+        each = build.library(self.dtype).room(array, len(array), 1)
+        return array, max(1, ROOM // each)
+
     def _work(self, shape: torch.Size, b: int, networks: int = 0) -> _Work:
         """This thread's room for batches of this size, or for walks with so many networks."""
         works: dict[Any, _Work] = self._mine.__dict__.setdefault("works", {})
@@ -190,14 +197,12 @@ class Network:
 class _Work:
     def __init__(self, network: Network, shape: torch.Size, b: int, networks: int) -> None:
         self.library = build.library(network.dtype)
-        layers = list(_layers(network.steps, shape))
-        self.layers = (Layer * len(layers))(*layers)
-        each = self.library.room(self.layers, len(layers), 1)
-        self.piece = max(1, min(b, ROOM // each))
+        self.layers, most = network._layout(shape)
+        self.piece = min(b, most)
         numbers = (
-            self.library.walk_room(self.layers, len(layers), b, networks)
+            self.library.walk_room(self.layers, len(self.layers), b, networks)
             if networks
-            else self.library.room(self.layers, len(layers), self.piece)
+            else self.library.room(self.layers, len(self.layers), self.piece)
         )
         self.room = torch.zeros(numbers, dtype=network.dtype)
         self.rest = torch.empty(network.parameters if self.piece < b else 0, dtype=network.dtype)
@@ -229,8 +234,12 @@ class _Walk:
             *(self.network.parameters, *batches, *arguments),
             *addresses(self.losses, self.work.room),
         )
-        if wrong:
-            raise IndexError(f"target {int(self.targets.flatten()[wrong - 1])} is out of bounds")
+        _refuse(wrong, self.targets)
+
+
+def _refuse(wrong: int, targets: Tensor) -> None:
+    if wrong:
+        raise IndexError(f"target {int(targets.flatten()[wrong - 1])} is out of bounds")
 
 
 def _layers(steps: list[Step], shape: torch.Size) -> Iterable[Layer]:

@@ -8,9 +8,9 @@
 
 enum { BLOCK = 16384 }; /* numbers of a gradient that are made before they are used */
 
-/* Rows of a layer that are done at a time: a multiple of what the loops of network.c do at a time. */
+/* Rows of a layer that are done at a time. */
 static int64_t rows_at_once(const layer *l) {
-    const int64_t rows = BLOCK / row_of(l), tile = l->kind == MATRIX ? 6 : 5;
+    const int64_t rows = BLOCK / row_of(l), tile = tile_of(l);
     const int64_t most = rows >= tile ? rows / tile * tile : rows > 1 ? rows : 1;
     return most < l->outputs ? most : l->outputs;
 }

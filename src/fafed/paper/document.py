@@ -82,8 +82,7 @@ SECTIONS: dict[str, Section] = {
 
 def render(findings: Findings, docs: Path, drawn: Collection[str]) -> str:
     """The page; `drawn` are the figures that exist."""
-    found = [section(findings, docs) for section in SECTIONS.values()]
-    parts = [part.rstrip("\n") + "\n" for part in found if part]
+    parts = [section(findings, docs).rstrip("\n") + "\n" for section in SECTIONS.values()]
     text = INTRODUCTION + "\n".join(_pictured(part, drawn) for part in [*parts, AGAIN])
     return wrapped(text)
 

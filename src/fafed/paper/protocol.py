@@ -81,7 +81,7 @@ class Protocol(Part):
     fewest_rounds: int
     on_request: list[str]  # stages
     table2: dict[str, dict[str, float]]
-    readings: dict[str, str] = Field(default_factory=dict)  # experiment -> column of table2
+    readings: dict[str, str]  # experiment -> column of table2
     budget: Budget
     fair: Search
     tuned: Tuned

@@ -95,8 +95,6 @@ With the last evaluation alone instead of the mean of {f.protocol.tail}:
 
 def readings(f: Findings) -> str:
     """Columns of Table 2 with other batches and local steps, on the same protocol."""
-    if not f.protocol.readings:
-        return ""
     parts = []
     for name in f.protocol.readings:
         parts.append(f"""\
