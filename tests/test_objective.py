@@ -15,6 +15,7 @@ from fafed import tree
 from fafed.algorithm import Batch
 from fafed.data.batches import Examples
 from fafed.engines.client import Oracle
+from fafed.models import LSTMLanguageModel, token_cross_entropy
 from fafed.objective import Memory, Model
 from fafed.randomness import KeyedDropout, keep_mask
 from fafed.training import build
@@ -345,6 +346,21 @@ def test_an_anchor_or_full_pass_leaves_the_recurrent_state_alone(algorithm, engi
     common = {"rounds": 2, "local_steps": 2, "batch_size": 4, "opening_batch_size": 6}
     result = fafed.train(Cell().double(), clients, algorithm, **common, engine=engine)
     assert result.history[-1].round == 2
+
+
+def test_a_module_that_computes_its_loss_is_asked_to():
+    torch.manual_seed(0)
+    module = LSTMLanguageModel(vocabulary=600, embedding=4, hidden=5).double()
+    tokens, targets = torch.randint(600, (2, 3, 6))
+    example = Batch((tokens, targets), torch.tensor(7), torch.tensor(True))
+    losses = token_cross_entropy, lambda logits, targets: token_cross_entropy(logits, targets)
+    objectives = [Model(module, loss, clip=0.01) for loss in losses]
+    found = []
+    for objective in objectives:
+        objective.probe(example)
+        found.append(objective.evaluate(objective.x0, example, Memory(), engine="loop"))
+    assert [objective.fused for objective in objectives] == [True, False]
+    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-15)
 
 
 def test_lstm_runs_in_the_loop():

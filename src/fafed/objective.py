@@ -129,7 +129,9 @@ class Model(_Differentiable):
 
     A batch is (inputs..., targets). A module with a method `initial_state(batch_size)` is
     recurrent: it is called with (inputs..., state) and returns (outputs, state); the state is
-    carried from one batch to the next unless the batch says that it starts afresh.
+    carried from one batch to the next unless the batch says that it starts afresh. A module whose
+    `computes` is this loss computes it faster itself: called with targets=..., it returns the loss
+    in place of the outputs.
     """
 
     def __init__(
@@ -170,6 +172,7 @@ class Model(_Differentiable):
         self.device = self.x0.device
         self._local = threading.local()
         self.recurrent = hasattr(self.module, "initial_state")
+        self.fused = getattr(self.module, "computes", None) is loss
         self.stochastic = self.generator = False  # until `probe` has looked
         self.channels_last = False  # likewise
         self.network: Network | None = None  # likewise
@@ -289,7 +292,7 @@ class Model(_Differentiable):
         parts = torch.split(x.to(self.dtype), list(self.sizes))
         return {n: p.view(s) for n, p, s in zip(self.names, parts, self.shapes, strict=True)}
 
-    def _outputs(self, x: Tensor, batch: Batch, memory: Memory) -> tuple[Any, Memory]:
+    def _outputs(self, x: Tensor, batch: Batch, memory: Memory, **named: Any) -> tuple[Any, Memory]:
         *inputs, _ = batch.data
         if self.recurrent:
             state = self._own_module().initial_state(len(inputs[0]))  # type: ignore[operator]
@@ -304,7 +307,8 @@ class Model(_Differentiable):
             inputs = [inputs[0].contiguous(memory_format=torch.channels_last), *inputs[1:]]
         # cloned: a module in train mode writes into its buffers
         buffers = {n: b.clone() for n, b in zip(self.buffer_names, memory.buffers, strict=True)}
-        outputs = functional_call(self._own_module(), self._parameters(x) | buffers, tuple(inputs))
+        tensors = self._parameters(x) | buffers
+        outputs = functional_call(self._own_module(), tensors, tuple(inputs), named)
         outputs, hidden = outputs if self.recurrent else (outputs, ())
         return outputs, Memory(tuple(buffers.values()), hidden)
 
@@ -321,8 +325,11 @@ class Model(_Differentiable):
 
     def _loss(self, x: Tensor, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]:
         with self._seeded(batch.key):
+            targets = batch.data[-1]
+            if self.fused:
+                return self._outputs(x, batch, memory, targets=targets)
             outputs, memory = self._outputs(x, batch, memory)
-            return self.loss(outputs, batch.data[-1]), memory
+            return self.loss(outputs, targets), memory
 
     @contextlib.contextmanager
     def _seeded(self, key: Tensor) -> Iterator[None]:

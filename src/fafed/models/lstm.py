@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fafed.errors import ConfigError
 from fafed.models.options import positive
+from fafed.models.vocabulary import decoded_cross_entropy, token_cross_entropy
 
 State = tuple[Tensor, Tensor]  # hidden and cell, each (layers, b, hidden)
 
 
 class LSTMLanguageModel(nn.Module):
-    """Tokens (b, t) and a state -> logits (b, t, vocabulary) and the next state.
+    """Tokens (b, t) and a state -> logits (b, t, vocabulary) and the next state; with targets, the
+    loss in place of the logits.
 
     Embedding and decoder do not share weights: 50,065,078 parameters as it stands. One nn.LSTM a
     layer, not one for all, so that the dropout between layers is an ordinary call whose mask can
     be drawn anew for a batch. nn.LSTM has no batching rule: this model does not run under vmap.
     """
+
+    computes = staticmethod(token_cross_entropy)  # the loss that it knows itself
 
     def __init__(
         self,
@@ -53,7 +56,9 @@ class LSTMLanguageModel(nn.Module):
         zeros = self.decoder.weight.new_zeros(len(self.layers), batch_size, self.hidden)
         return zeros, zeros.clone()
 
-    def forward(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+    def forward(
+        self, tokens: Tensor, state: State, targets: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         x = self.dropout(self.embedding(tokens))
         hidden, cell = [], []
         for layer, h, c in zip(self.layers, *state, strict=True):
@@ -61,9 +66,7 @@ class LSTMLanguageModel(nn.Module):
             x = self.dropout(x)
             hidden.append(h)
             cell.append(c)
-        return self.decoder(x), (torch.cat(hidden), torch.cat(cell))
-
-
-def token_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean over all tokens: logits (b, t, vocabulary), targets (b, t)."""
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        state = torch.cat(hidden), torch.cat(cell)
+        if targets is None:
+            return self.decoder(x), state
+        return decoded_cross_entropy(x, self.decoder.weight, self.decoder.bias, targets), state
