@@ -51,7 +51,9 @@ def tiny(tmp_path):
         "fewest_rounds": 1,
         "on_request": ["text"],
         "table2": {name: {"fedavg": 0.6, "fafed": 0.7} for name in LEVELS},
-        "readings": {"tiny-low-b10": "tiny-low"},
+        "readings": {
+            "tiny-low-b10": {"column": "tiny-low", "about": "low with b = 10", "why": "It is open."}
+        },
         "fair": {"trials": 20, "rungs": RUNGS},
         "budget": {"algorithm": "fedavg", "rounds": 12},
         "curves": {"mnist": mnist, "cifar-10": mnist},

@@ -22,6 +22,12 @@ class Rung(Part):
     more_seeds: list[int] = Field(default_factory=list)  # beside the choosing one
 
 
+class Reading(Part):
+    column: str  # of table2
+    about: str
+    why: str
+
+
 class Budget(Part):
     algorithm: str
     rounds: int = Field(ge=1)
@@ -81,7 +87,7 @@ class Protocol(Part):
     fewest_rounds: int
     on_request: list[str]  # stages
     table2: dict[str, dict[str, float]]
-    readings: dict[str, str]  # experiment -> column of table2
+    readings: dict[str, Reading]  # by experiment
     budget: Budget
     fair: Search
     tuned: Tuned
@@ -114,7 +120,7 @@ class Protocol(Part):
 
     def reported(self, name: str) -> dict[str, float]:
         """The paper's accuracies of a level, or of the level that this is a reading of."""
-        return self.table2[self.readings.get(name, name)]
+        return self.table2[self.readings[name].column if name in self.readings else name]
 
     def curves_of(self, name: str) -> Curves | None:
         """The curves that an experiment is one of."""
