@@ -5,13 +5,20 @@ import torch
 from torch.nn import functional as F
 
 from fafed.models import token_cross_entropy
-from fafed.models.vocabulary import WORDS, decoded_cross_entropy
+from fafed.models.vocabulary import IGNORED, WORDS, decoded_cross_entropy
+from fafed.native import build
 
 
-def layer(words, dtype=torch.float64, size=1.0):
+def layer(words, dtype=torch.float64, size=1.0, tokens=9, k=37):
     torch.manual_seed(words)
-    parts = torch.randn(3, 4, 5), torch.randn(words, 5) * size, torch.randn(words)
-    return [part.to(dtype).requires_grad_() for part in parts], torch.randint(words, (3, 4))
+    parts = torch.randn(5, tokens, k), torch.randn(words, k) * size, torch.randn(words)
+    return [part.to(dtype).requires_grad_() for part in parts], torch.randint(words, (5, tokens))
+
+
+@pytest.fixture(params=["C", "torch"], autouse=True)
+def way(request, monkeypatch):
+    if request.param == "torch":
+        monkeypatch.setattr(build, "available", lambda dtype: False)
 
 
 def both(inputs, targets):
@@ -26,21 +33,53 @@ def test_token_cross_entropy():
     )
 
 
+def check(inputs, targets, **tolerance):
+    ours, theirs = both(inputs, targets)
+    torch.testing.assert_close(ours, theirs, **tolerance)
+    for a, b in zip(*(torch.autograd.grad(3 * f, inputs) for f in (ours, theirs)), strict=True):
+        torch.testing.assert_close(a, b, **tolerance)
+
+
+EXACTLY = {"rtol": 1e-12, "atol": 1e-14}
+
+
 @pytest.mark.parametrize("words", [7, WORDS, WORDS + 1, 3 * WORDS - 5])
 def test_equals_the_loss_of_all_logits(words):
-    inputs, targets = layer(words)
-    ours, theirs = both(inputs, targets)
-    torch.testing.assert_close(ours, theirs, rtol=1e-13, atol=0)
-    for a, b in zip(*(torch.autograd.grad(3 * f, inputs) for f in (ours, theirs)), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
+    check(*layer(words), **EXACTLY)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 13, 16])
+@pytest.mark.parametrize("k", [1, 8, 9, 16, 17, 64])
+def test_whatever_the_shape(tokens, k):
+    check(*layer(WORDS + 40, tokens=tokens, k=k), **EXACTLY)
+
+
+def test_in_single_precision():
+    check(*layer(WORDS + 40, torch.float32), rtol=1e-5, atol=1e-6)
+
+
+def test_ignored_tokens():
+    inputs, targets = layer(WORDS + 40)
+    targets[1, 2] = targets[3] = IGNORED
+    check(inputs, targets, **EXACTLY)
+
+
+@pytest.mark.parametrize("target", [-1, WORDS + 40])
+def test_a_target_that_is_no_word(target):
+    inputs, targets = layer(WORDS + 40)
+    targets[1, 2] = target
+    with pytest.raises(IndexError, match="out of"):
+        decoded_cross_entropy(*inputs, targets)
+
+
+def test_a_vector_that_is_not_a_number_is_not_hidden():
+    inputs, targets = layer(WORDS + 40)
+    inputs[1].data[3, 1] = math.nan
+    assert decoded_cross_entropy(*inputs, targets).isnan()
 
 
 def test_words_that_are_beyond_hope_overflow_nothing():
-    inputs, targets = layer(2 * WORDS + 9, torch.float32, size=1e3)
-    ours, theirs = both(inputs, targets)
-    torch.testing.assert_close(ours, theirs)
-    for a, b in zip(*(torch.autograd.grad(f, inputs) for f in (ours, theirs)), strict=True):
-        torch.testing.assert_close(a, b)
+    check(*layer(2 * WORDS + 9, torch.float32, size=1e3), rtol=1e-4, atol=1e-4)
 
 
 def test_half_precision_sums_are_left_to_torch():

@@ -15,8 +15,8 @@ from typing import Any
 import platformdirs
 import torch
 
-SOURCES = [Path(__file__).with_name(name) for name in ("network.c", "walks.c", "vectors.c")]
-HEADER = Path(__file__).with_name("network.h")
+FOLDER = Path(__file__).parent
+SOURCES, HEADERS = sorted(FOLDER.glob("*.c")), sorted(FOLDER.glob("*.h"))
 FLAGS = [
     *("-std=gnu11", "-O2", "-ftree-vectorize", "-fno-math-errno", "-fno-trapping-math"),
     *("-march=native", "-shared", "-fPIC"),
@@ -58,7 +58,7 @@ def _library(compiler: list[str], double: bool) -> ctypes.CDLL:
     flags = [*FLAGS, *(["-DDOUBLE"] if double else [])]
     # what the compiler says of the machine: a home folder may be shared by different ones
     machine = _call([*compiler, *flags, "-dM", "-E", "-x", "c", os.devnull])
-    code = b"".join(file.read_bytes() for file in (HEADER, *SOURCES))
+    code = b"".join(file.read_bytes() for file in (*HEADERS, *SOURCES))
     key = hashlib.sha256(machine + code + " ".join(flags).encode()).hexdigest()
     folder = Path(platformdirs.user_cache_dir("fafed"), "native")
     try:
@@ -96,6 +96,12 @@ def _typed(lib: ctypes.CDLL) -> ctypes.CDLL:
     lib.collected.restype = None
     lib.added.argtypes = [size, size, pointer, *rows, pointer]
     lib.added.restype = None
+    lib.panels.argtypes = [size]
+    lib.panels.restype = size
+    lib.decode.argtypes = [*[size] * 4, *[pointer] * 7]
+    lib.decode.restype = None
+    lib.decode_back.argtypes = [*[size] * 4, *[pointer] * 8]
+    lib.decode_back.restype = None
     return lib
 
 

@@ -14,47 +14,21 @@
 #include <math.h>
 #include <string.h>
 
-#ifdef DOUBLE
-enum { MANTISSA = 52, EXPONENT = 1023, POWERS = 13 };
-static const real ROUNDING = 6755399441055744., LOG2_HIGH = 6.93147180369123816490e-01,
-                  LOG2_LOW = 1.90821492927058770002e-10;
-#else
-enum { MANTISSA = 23, EXPONENT = 127, POWERS = 7 };
-static const real ROUNDING = 12582912, LOG2_HIGH = 0.693359375f, LOG2_LOW = -2.12194440e-4f;
-#endif
-
-#if defined(__AVX512F__)
-#define BYTES 64
+#if BYTES == 64
 enum { DOT_ROWS = 5, DOT_COLUMNS = 5, MIX_ROWS = 6, MIX_WIDTH = 4 };
-#elif defined(__AVX__)
-#define BYTES 32
+#elif BYTES == 32
 enum { DOT_ROWS = 3, DOT_COLUMNS = 3, MIX_ROWS = 4, MIX_WIDTH = 3 };
 #else
-#define BYTES 16
 enum { DOT_ROWS = 4, DOT_COLUMNS = 4, MIX_ROWS = 4, MIX_WIDTH = 4 };
 #endif
 
-typedef real vec __attribute__((vector_size(BYTES)));
-typedef real loose __attribute__((vector_size(BYTES), aligned(sizeof(real)), may_alias));
 typedef whole mask __attribute__((vector_size(BYTES))); /* -1 for yes, 0 for no */
 typedef whole loose_mask __attribute__((vector_size(BYTES), aligned(sizeof(real)), may_alias));
-enum { LANES = BYTES / sizeof(real) };
-
-#define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 16")
 
 enum { NOTHING, TANH, RELU };
 enum { IGNORED = -100 };
 
 /* --- two loops ------------------------------------------------------------------------------- */
-
-INLINE vec load(const real *p) { return *(const loose *)p; }
-
-INLINE real total(vec v) {
-    real sum = 0;
-    for (int l = 0; l < LANES; l++) sum += v[l];
-    return sum;
-}
 
 INLINE vec either(mask m, vec yes, vec no) { return (vec)((m & (mask)yes) | (~m & (mask)no)); }
 
@@ -267,20 +241,13 @@ static real sum_of(const real *a, int64_t n) {
 
 /* --- activations ----------------------------------------------------------------------------- */
 
-/* (e^2x - 1) / (e^2x + 1), with e^2x - 1 from 2x = n log 2 + r, so that nothing cancels */
+/* (e^2x - 1) / (e^2x + 1), without cancellation */
 INLINE real tanh_of(real x) {
-    static const real inverse[] = {1, 1, 1. / 2, 1. / 6, 1. / 24, 1. / 120, 1. / 720, 1. / 5040,
-        1. / 40320, 1. / 362880, 1. / 3628800, 1. / 39916800, 1. / 479001600, 1. / 6227020800.};
     x = x > 20 ? 20 : x;
     x = x < -20 ? -20 : x;
-    const real n = (2 * x * (real)1.4426950408889634 + ROUNDING) - ROUNDING;
-    const real r = 2 * x - n * LOG2_HIGH - n * LOG2_LOW;
-    real p = inverse[POWERS];
-    UNROLL for (int k = POWERS - 1; k > 0; k--) p = p * r + inverse[k];
-    const whole bits = ((whole)n + EXPONENT) << MANTISSA;
-    real two_to_n;
-    memcpy(&two_to_n, &bits, sizeof bits);
-    const real less = two_to_n * (p * r) + (two_to_n - 1);
+    real r;
+    const real s = exponential(2 * x, &r);
+    const real less = s * r + (s - 1);
     return less / (less + 2);
 }
 

@@ -3,15 +3,7 @@
 #ifndef FAFED_NETWORK
 #define FAFED_NETWORK
 
-#include <stdint.h>
-
-#ifdef DOUBLE
-typedef double real;
-typedef int64_t whole;
-#else
-typedef float real;
-typedef int32_t whole;
-#endif
+#include "lanes.h"
 
 enum { CONVOLUTION, MATRIX };
 enum { LAYERS = 64 };

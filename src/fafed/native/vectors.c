@@ -1,13 +1,7 @@
 /* Updates and sums of the clients' vectors, each in one pass over the memory. The vectors of client
    i begin i strides after the first client's; a stride of 0 is one vector for all. */
 
-#include <stdint.h>
-
-#ifdef DOUBLE
-typedef double real;
-#else
-typedef float real;
-#endif
+#include "lanes.h"
 
 /* g + keep (m - old) */
 void corrected(int64_t clients, int64_t d, const real *g, int64_t g_stride, const real *keep,
