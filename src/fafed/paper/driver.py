@@ -56,7 +56,8 @@ def stages(plan: Plan) -> dict[str, Calls]:
     found["long-seeds"] = seeds(plan.long, p.seeds[1:])
     for name, wanted in p.language.items():  # last, because it takes longer than all the others
         found[name] = [partial(plan.language, name, m) for m in wanted.methods]
-        found[name].append(partial(plan.control, name))
+        if wanted.control:
+            found[name].append(partial(plan.control, name))
     return found
 
 

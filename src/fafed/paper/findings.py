@@ -93,9 +93,10 @@ class Findings:
 
     def language(self, name: str) -> dict[str, Outcome]:
         """Label -> run, the control last."""
-        wanted = self.protocol.language[name].methods
-        found = {title(m): known(partial(self.plan.language, name, m)) for m in wanted}
-        found["STEM, step eta/rho"] = known(partial(self.plan.control, name))
+        wanted = self.protocol.language[name]
+        found = {title(m): known(partial(self.plan.language, name, m)) for m in wanted.methods}
+        if wanted.control:
+            found["STEM, step eta/rho"] = known(partial(self.plan.control, name))
         return {label: outcome for label, outcome in found.items() if outcome}
 
     def sensitivity(self) -> dict[str, list[tuple[float, Outcome]]]:

@@ -75,7 +75,7 @@ class Curves(Search):
 class Language(Part):
     methods: list[str]
     seed: int
-    control: dict[str, Any]
+    control: dict[str, Any] | None = None  # settings of STEM
 
 
 class Protocol(Part):
