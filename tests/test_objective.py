@@ -363,6 +363,15 @@ def test_a_module_that_computes_its_loss_is_asked_to():
     torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-15)
 
 
+def test_a_module_that_computes_its_loss_runs_in_the_loop(recwarn):
+    torch.manual_seed(0)
+    clients = [tuple(torch.randint(20, (2, 8, 6))) for _ in range(2)]
+    common = {"rounds": 1, "local_steps": 2, "batch_size": 4, "loss": token_cross_entropy}
+    module = LSTMLanguageModel(vocabulary=20, embedding=4, hidden=5)
+    assert fafed.train(module, clients, fafed.FAFED(), **common).engine == "loop"
+    assert not recwarn.list  # vmap was not even tried
+
+
 def test_lstm_runs_in_the_loop():
     class Reader(nn.Module):
         def __init__(self):

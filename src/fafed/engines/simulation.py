@@ -366,7 +366,10 @@ class Simulation:
 
     def _small(self) -> bool:
         """By the floating-point operations of one gradient: a number that does not depend on the
-        machine or its load, so that the choice, and with it every digit, is reproducible."""
+        machine or its load, so that the choice, and with it every digit, is reproducible. Those
+        of a module that computes its loss itself are not torch's to count."""
+        if getattr(self.objective, "fused", False):
+            return False
         draws = tree.map(lambda leaf: leaf.to(self.objective.x0.device), self._first_batch(0))
         (batch,) = ClientBatches(self.source.gather, draws)
         operations = Operations()
