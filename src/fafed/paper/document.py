@@ -101,14 +101,19 @@ def readme_part(findings: Findings, drawn: Collection[str]) -> str:
     seeds = ", ".join(str(seed) for seed in findings.protocol.seeds)
     rounds = [findings.rounds(name) for name in findings.levels]
     budgets = " / ".join("?" if r is None else str(r.count) for r in rounds)
+    readings = "; ".join(
+        f"{reading.about}: {verdicts.standing(findings, findings.table2(name))}"
+        for name, reading in findings.protocol.readings.items()
+    )
     picture = "![Test accuracy against rounds](docs/paper/table-2.svg)\n\n"
     return f"""\
 Test accuracy on Fashion-MNIST after {budgets} rounds (low / moderate / high heterogeneity), seeds
 {seeds}; settings chosen on held-out data with the same number of trials at most for each method:
 
 {tables.table_2(findings)}
-FAFED's place. {verdicts.sentence(verdicts.standings(findings, fair))} [Where it loses, and
-everything else](docs/paper.md): equal gradients and bytes, longer runs, other data, deviations.
+FAFED's place. {verdicts.sentence(verdicts.standings(findings, fair))} Where the paper can be read
+otherwise, on the same protocol: {readings}. [Where it loses, and everything else](docs/paper.md):
+equal gradients and bytes, longer runs, other data, deviations.
 
 {picture if "table-2" in drawn else ""}"""
 
