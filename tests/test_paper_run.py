@@ -193,10 +193,10 @@ def test_a_stage_alone_and_a_restart(tiny, ran, tmp_path, monkeypatch):
             driver.run(tiny, root, results, say=lambda line: None)
     driver.run(tiny, root, results, only=["text"], say=lambda line: None)
     assert len(ran) == count + 2
-    assert set(Findings(Plan(tiny, driver.everything(root, results))).language("text")) == {
-        "FAFED",
-        "STEM, step eta/rho",
-    }
+    findings = Findings(Plan(tiny, driver.everything(root, results)))
+    assert set(findings.language("text")) == {"FAFED", "STEM, step eta/rho"}
+    assert figures.write(findings, tmp_path, ["figure-1"]) == ["figure-1"]
+    assert "650 dimensions" in (tmp_path / "figure-1.svg").read_text("utf-8")
 
 
 def test_a_stage_whose_data_are_not_here_is_left_out(tmp_path, ran, monkeypatch):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fafed.paper.findings import ACCURACY, FAFED, Findings, level, title
+from fafed.paper.findings import ACCURACY, FAFED, Findings, dimensions, level, title
 from fafed.paper.ledger import Outcome
 from fafed.report.palette import LIGHT
 from fafed.report.static import DASHES, save, styled
@@ -91,17 +91,20 @@ def training(data: str) -> Draw:
 
 
 def language(findings: Findings) -> Figure | None:
-    """Training loss and perplexity of the language model."""
-    runs = findings.language(next(iter(findings.protocol.language)))
-    if not runs:
+    """Training loss and perplexity of the language models."""
+    p = findings.protocol
+    found = {name: runs for name in p.language if (runs := findings.language(name))}
+    if not found:
         return None
-    figure, (left, right) = panels(1, 2, SIZE)
-    lines = {label: [run] for label, run in runs.items()}
-    _curves(left, lines, "train_loss", "round")
-    _curves(right, lines, "test_loss", "round", marker="o")
-    name_axes(left, "Training loss", "rounds")
-    name_axes(right, "Test loss (logarithm of the perplexity)", "rounds")
-    _legend(figure, [left, right])
+    figure, axes = panels(len(found), 2, (SIZE[0], len(found) * SIZE[1]))
+    for i, (name, runs) in enumerate(found.items()):
+        left, right = axes[2 * i : 2 * i + 2]
+        lines = {label: [run] for label, run in runs.items()}
+        _curves(left, lines, "train_loss", "round", log=True)
+        _curves(right, lines, "test_loss", "round", marker="o")
+        name_axes(left, f"Training loss, {dimensions(p, name)} dimensions", "rounds")
+        name_axes(right, "Test loss (logarithm of the perplexity)", "rounds")
+    _legend(figure, axes)
     return figure
 
 

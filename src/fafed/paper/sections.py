@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from fafed.paper import tables, verdicts
-from fafed.paper.findings import Findings, level, title
+from fafed.paper.findings import Findings, dimensions, level, title
 from fafed.paper.protocol import Search
 from fafed.paper.verdicts import NOT_YET
 from fafed.report.numbers import Stat, listing
@@ -228,8 +228,9 @@ def language(f: Findings) -> str:
     parts = []
     for name, wanted in f.protocol.language.items():
         e = f.protocol.experiment(name)
-        width = e.model.options.get("hidden", 650)
-        words = f"**{width} dimensions**, {e.rounds} rounds, seed {wanted.seed}"
+        words = (
+            f"**{dimensions(f.protocol, name)} dimensions**, {e.rounds} rounds, seed {wanted.seed}"
+        )
         parts.append(f"{words}: {NOT_YET}.\n" if not f.language(name) else f"{words}.\n")
         if f.language(name):
             parts.append(tables.language_table(f, name))
