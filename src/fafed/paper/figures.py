@@ -100,7 +100,7 @@ def language(findings: Findings) -> Figure | None:
     for i, (name, runs) in enumerate(found.items()):
         left, right = axes[2 * i : 2 * i + 2]
         lines = {label: [run] for label, run in runs.items()}
-        _curves(left, lines, "train_loss", "round", log=True)
+        _curves(left, lines, "train_loss", "round")
         _curves(right, lines, "test_loss", "round", marker="o")
         name_axes(left, f"Training loss, {dimensions(p, name)} dimensions", "rounds")
         name_axes(right, "Test loss (logarithm of the perplexity)", "rounds")

@@ -227,13 +227,16 @@ when only trials of MNIST's low level had been run.
 def language(f: Findings) -> str:
     parts = []
     for name, wanted in f.protocol.language.items():
-        e = f.protocol.experiment(name)
+        rounds, runs = f.protocol.experiment(name).rounds, f.language(name)
         words = (
-            f"**{dimensions(f.protocol, name)} dimensions**, {e.rounds} rounds, seed {wanted.seed}"
+            f"**{dimensions(f.protocol, name)} dimensions**, {rounds} rounds, seed {wanted.seed}"
         )
-        parts.append(f"{words}: {NOT_YET}.\n" if not f.language(name) else f"{words}.\n")
-        if f.language(name):
-            parts.append(tables.language_table(f, name))
+        if not runs:
+            parts.append(f"{words}: {NOT_YET}.\n")
+            continue
+        of = len(wanted.methods) + bool(wanted.control)
+        far = "" if len(runs) == of else f"; {len(runs)} of {of} runs so far"
+        parts += [f"{words}{far}.\n", tables.language_table(f, name)]
     return f"""\
 ## Figure 1: language model on WikiText-2
 
