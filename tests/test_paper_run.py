@@ -57,7 +57,9 @@ def tiny(tmp_path):
         "fair": {"trials": 20, "rungs": RUNGS},
         "budget": {"algorithm": "fedavg", "rounds": 12},
         "curves": {"mnist": mnist, "cifar-10": mnist},
-        "language": {"text": {"methods": ["fafed"], "seed": 1, "control": {"eta": 0.1}}},
+        "language": {
+            "text": {"about": "tiny", "methods": ["fafed"], "seed": 1, "control": {"eta": 0.1}}
+        },
         "experiments": {
             name: Experiment.of(
                 base | {"name": name} | ({"batch_size": 10} if "b10" in name else {})
@@ -196,7 +198,7 @@ def test_a_stage_alone_and_a_restart(tiny, ran, tmp_path, monkeypatch):
     findings = Findings(Plan(tiny, driver.everything(root, results)))
     assert set(findings.language("text")) == {"FAFED", "STEM, step eta/rho"}
     assert figures.write(findings, tmp_path, ["figure-1"]) == ["figure-1"]
-    assert "650 dimensions" in (tmp_path / "figure-1.svg").read_text("utf-8")
+    assert "Training loss, tiny" in (tmp_path / "figure-1.svg").read_text("utf-8")
 
 
 def test_a_stage_whose_data_are_not_here_is_left_out(tmp_path, ran, monkeypatch):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fafed.paper.findings import ACCURACY, FAFED, Findings, dimensions, level, title
+from fafed.paper.findings import ACCURACY, FAFED, Findings, level, title
 from fafed.paper.ledger import Outcome
 from fafed.report.palette import LIGHT
 from fafed.report.static import DASHES, save, styled
@@ -102,7 +102,7 @@ def language(findings: Findings) -> Figure | None:
         lines = {label: [run] for label, run in runs.items()}
         _curves(left, lines, "train_loss", "round")
         _curves(right, lines, "test_loss", "round", marker="o")
-        name_axes(left, f"Training loss, {dimensions(p, name)} dimensions", "rounds")
+        name_axes(left, f"Training loss, {p.language[name].about}", "rounds")
         name_axes(right, "Test loss (logarithm of the perplexity)", "rounds")
     _legend(figure, axes)
     return figure

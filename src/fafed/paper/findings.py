@@ -6,11 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from inspect import signature
 from typing import TypeVar
 
 from fafed.algorithms import ALGORITHMS
-from fafed.models import MODELS
 from fafed.paper.ledger import Missing, Outcome
 from fafed.paper.plan import Plan, Race, Rounds
 from fafed.paper.protocol import Deviation, Protocol
@@ -28,12 +26,6 @@ def title(algorithm: str) -> str:
 def level(name: str) -> str:
     """low, moderate or high."""
     return name.rpartition("-")[2]
-
-
-def dimensions(protocol: Protocol, name: str) -> int:
-    """Of a language model."""
-    width = protocol.experiment(name).model.options.get("hidden")
-    return int(width or signature(MODELS["lstm"]).parameters["hidden"].default)
 
 
 def known(call: Callable[[], T]) -> T | None:

@@ -73,6 +73,7 @@ class Curves(Search):
 
 
 class Language(Part):
+    about: str
     methods: list[str]
     seed: int
     control: dict[str, Any] | None = None  # settings of STEM

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from fafed.paper import tables, verdicts
-from fafed.paper.findings import Findings, dimensions, level, title
+from fafed.paper.findings import Findings, level, title
 from fafed.paper.protocol import Search
 from fafed.paper.verdicts import NOT_YET
 from fafed.report.numbers import Stat, listing
@@ -228,9 +228,7 @@ def language(f: Findings) -> str:
     parts = []
     for name, wanted in f.protocol.language.items():
         rounds, runs = f.protocol.experiment(name).rounds, f.language(name)
-        words = (
-            f"**{dimensions(f.protocol, name)} dimensions**, {rounds} rounds, seed {wanted.seed}"
-        )
+        words = f"**{wanted.about}**, {rounds} rounds, seed {wanted.seed}"
         if not runs:
             parts.append(f"{words}: {NOT_YET}.\n")
             continue
