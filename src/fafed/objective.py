@@ -27,6 +27,7 @@ from fafed.native.network import Network, recognised
 from fafed.stacking import wrapped
 
 _GENERATOR = threading.Lock()
+_METRICS = threading.Lock()  # people's own metrics may count as they go
 
 Loss = Callable[[Any, Any], Tensor]
 Metric = Callable[[Any, Any], Tensor | float]
@@ -258,35 +259,52 @@ class Model(_Differentiable):
                     tensor.copy_(state[name])
         return module.eval()
 
-    def measure(
+    def totals(
         self,
         x: Tensor,
         buffers: tuple[Tensor, ...],
         batches: Iterable[Batch],
         metrics: Mapping[str, Metric],
-    ) -> dict[str, float]:
-        """The loss and the metrics in eval mode: means over the examples of all batches."""
-        totals = dict.fromkeys(["loss", *metrics], 0.0)
-        count = 0
+    ) -> tuple[int, dict[str, float]]:
+        """The number of examples, and sums over them of the loss and the metrics in eval mode."""
+        count, totals = 0, dict.fromkeys(["loss", *metrics], 0.0)
         memory = Memory(buffers)
-        fast = self.network if self.network and build.available(self.network.dtype) else None
-        self.module.eval()
+        module = self._own_module().eval()
         try:
             with torch.no_grad():
                 for batch in batches:
+                    loss, found, memory = self._measured(x, self._here(batch), memory, metrics)
                     targets = batch.data[-1]
-                    if fast is None:
-                        outputs, memory = self._outputs(x, batch, memory)
-                    else:
-                        outputs = fast.outputs(x, batch.data[0])
                     n = targets.numel() if self.recurrent else len(targets)
-                    totals["loss"] += float(self.loss(outputs, targets)) * n
-                    for name, metric in metrics.items():
-                        totals[name] += float(metric(outputs, targets)) * n
                     count += n
+                    for name, mean in {"loss": loss, **found}.items():
+                        totals[name] += float(mean) * n
         finally:
-            self.module.train()
-        return {name: total / count for name, total in totals.items()}
+            module.train()
+        return count, totals
+
+    def _measured(
+        self, x: Tensor, batch: Batch, memory: Memory, metrics: Mapping[str, Metric]
+    ) -> tuple[Tensor, dict[str, Tensor | float], Memory]:
+        if self.fused and not metrics:
+            loss, memory = self._loss(x, batch, memory)
+            return loss, {}, memory
+        if self.network is not None and build.available(self.network.dtype):
+            outputs = self.network.outputs(x, batch.data[0])
+        else:
+            with self._seeded(batch.key):
+                outputs, memory = self._outputs(x, batch, memory)
+        targets = batch.data[-1]
+        with _METRICS:
+            found = {name: metric(outputs, targets) for name, metric in metrics.items()}
+        return self.loss(outputs, targets), found, memory
+
+    def _here(self, batch: Batch) -> Batch:
+        data = tuple(
+            part.to(self.device, self.dtype if part.is_floating_point() else part.dtype)
+            for part in batch.data
+        )
+        return Batch(data, batch.key.to(self.device), batch.fresh.to(self.device))
 
     def _parameters(self, x: Tensor) -> dict[str, Tensor]:
         parts = torch.split(x.to(self.dtype), list(self.sizes))
@@ -344,15 +362,6 @@ class Model(_Differentiable):
             with _GENERATOR, _forked(self.device), randomness.KeyedDropout(key):
                 torch.manual_seed(int(key))
                 yield
-
-
-def chunks(data: tuple[Tensor, ...], size: int = 1000) -> Iterator[Batch]:
-    """A dataset in order, for evaluation."""
-    device = data[0].device
-    key = torch.zeros((), dtype=torch.int64, device=device)
-    fresh = torch.ones((), dtype=torch.bool, device=device)
-    for i in range(0, len(data[0]), size):
-        yield Batch(tuple(part[i : i + size] for part in data), key, fresh)
 
 
 def _forked(device: torch.device) -> contextlib.AbstractContextManager[None]:

@@ -20,7 +20,8 @@ from fafed.data.streams import Streams, passage
 from fafed.engines.ranks import Ranks
 from fafed.errors import ConfigError, nearest
 from fafed.experiment import Experiment
-from fafed.run import Measure, Run
+from fafed.measuring import Parts, chunks, measuring
+from fafed.run import Run
 from fafed.training import build
 
 LOSSES: dict[str, objective.Loss] = {
@@ -35,7 +36,7 @@ class Shards(NamedTuple):
     """The data of an experiment: what the clients draw from, and what is measured on."""
 
     source: Source
-    measured: Mapping[str, Callable[[], Iterable[Batch]]]  # "train", "test", "validation"
+    measured: Parts
     counts: list[list[int]] | None  # clients x classes
     classes: list[str] | None
     text: bool
@@ -59,7 +60,7 @@ def prepare(
     shards = shard(experiment)
     device = ranks.device(experiment.device) if ranks else experiment.device
     goal = model(experiment, text=shards.text, device=device)
-    measures = ranks is None or ranks.rank == 0
+    measured = shards.measured if ranks is None or ranks.rank == 0 else {}
     run = build(
         experiment.algorithm_object(shards.source.epoch_steps),
         goal,
@@ -71,7 +72,7 @@ def prepare(
         weights=experiment.weights,
         participation=experiment.participation,
         failure=experiment.failure,
-        measure=measuring(experiment, goal, shards.measured if measures else {}, text=shards.text),
+        measure=measuring(goal, measured, chosen(experiment, text=shards.text), workers=workers),
         measure_every=experiment.eval_every,
         workers=workers,
         ranks=ranks,
@@ -90,23 +91,9 @@ def model(experiment: Experiment, *, text: bool, device: str | None = None) -> o
     )
 
 
-def measuring(
-    experiment: Experiment,
-    goal: objective.Model,
-    measured: Mapping[str, Callable[[], Iterable[Batch]]],
-    *,
-    text: bool,
-) -> Measure | None:
-    """What is measured after a round; None if there is nothing to measure on."""
-    chosen = {} if text else {name: _metric(name) for name in experiment.metrics}
-
-    def measure(x: Tensor, buffers: tuple[Tensor, ...]) -> dict[str, dict[str, float]]:
-        return {
-            part: goal.measure(x, buffers, _moved(batches(), goal), chosen)
-            for part, batches in measured.items()
-        }
-
-    return measure if measured else None
+def chosen(experiment: Experiment, *, text: bool) -> dict[str, objective.Metric]:
+    """The experiment's metrics; of a text the loss alone is measured."""
+    return {} if text else {name: _metric(name) for name in experiment.metrics}
 
 
 def shard(experiment: Experiment) -> Shards:
@@ -209,16 +196,7 @@ def sizes(experiment: Experiment) -> dict[str, Any]:
 
 
 def _chunks(data: tuple[Tensor, ...]) -> Callable[[], Iterable[Batch]]:
-    return lambda: objective.chunks(data)
-
-
-def _moved(batches: Iterable[Batch], goal: objective.Model) -> Iterable[Batch]:
-    for batch in batches:
-        data = tuple(
-            part.to(goal.device, goal.dtype if part.is_floating_point() else part.dtype)
-            for part in batch.data
-        )
-        yield Batch(data, batch.key, batch.fresh.to(goal.device))
+    return lambda: chunks(data)
 
 
 def _loss(name: str, text: bool) -> objective.Loss:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from fafed.engines.distributed import Distributed
 from fafed.engines.ranks import Ranks
 from fafed.engines.simulation import Simulation
 from fafed.errors import ConfigError
+from fafed.measuring import chunks, measuring
 from fafed.objective import Loss, Metric
 from fafed.records import History
 from fafed.run import Diverged, Run
@@ -77,7 +79,8 @@ def train(
     participation, failure: see `fafed.cohort.Cohort`.
     opening_batch_size: the batch of the first estimate (FAFED, STEM); local_steps * batch_size.
     clip, weight_decay: of each gradient: bound on its norm, and multiple of x added to it.
-    workers: threads that clients are shared among, one per core if None; no digit depends on it.
+    workers: threads that clients, and batches to measure on, are shared among, one per core if
+        None; no digit depends on it.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model must be an nn.Module, got {type(model).__name__}")
@@ -92,17 +95,10 @@ def train(
     source = examples_of(clients, batch_size=batch_size, anchor_size=opening_batch_size, seed=seed)
     objective = objectives.Model(model, loss, clip=clip, weight_decay=weight_decay, device=device)
     held_out = {
-        part: _fitting(data, part, objective, source)
+        part: partial(chunks, _fitting(data, part, source))
         for part, data in (("test", test), ("validation", validation))
         if data is not None
     }
-
-    def measure(x: Tensor, buffers: tuple[Tensor, ...]) -> Mapping[str, Mapping[str, float]]:
-        return {
-            part: objective.measure(x, buffers, objectives.chunks(data), metrics or {})
-            for part, data in held_out.items()
-        }
-
     run = build(
         algorithm,
         objective,
@@ -114,7 +110,7 @@ def train(
         weights=weights,
         participation=participation,
         failure=failure,
-        measure=measure if held_out else None,
+        measure=measuring(objective, held_out, metrics or {}, workers=workers),
         measure_every=eval_every,
         workers=workers,
     )
@@ -143,16 +139,11 @@ def train(
     )
 
 
-def _fitting(
-    data: Any, name: str, objective: objectives.Model, source: Examples
-) -> tuple[Tensor, ...]:
-    """Data to measure on, of the clients' shape and on the model's device."""
+def _fitting(data: Any, name: str, source: Examples) -> tuple[Tensor, ...]:
+    """Data to measure on, of the clients' shape."""
     tensors = as_tensors(data, name)
     objectives.check_agrees(tensors, source.pool, name)
-    return tuple(
-        t.to(objective.device, objective.dtype if t.is_floating_point() else t.dtype)
-        for t in tensors
-    )
+    return tensors
 
 
 def build(

@@ -14,7 +14,7 @@ from fafed import preparation
 from fafed.cohort import Cohort
 from fafed.errors import ConfigError
 from fafed.experiment import Experiment
-from fafed.objective import chunks
+from fafed.measuring import chunks, measuring
 from fafed.preparation import Prepared, Shards
 from fafed.run import Run
 from fafed.rundir import OnRecord, RunDir, execute
@@ -79,7 +79,9 @@ def serve(
                 failure=experiment.failure,
                 seed=experiment.seed,
             ),
-            measure=preparation.measuring(experiment, goal, shards.measured, text=shards.text),
+            measure=measuring(
+                goal, shards.measured, preparation.chosen(experiment, text=shards.text)
+            ),
             measure_every=experiment.eval_every,
         )
         return Prepared(run, goal, shards)
