@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from small import write_data, write_experiment
@@ -12,6 +15,7 @@ from typer.testing import CliRunner
 
 from fafed import ALGORITHMS, FafedError
 from fafed.cli import app
+from fafed.cli.options import print_json
 
 
 def fafed(*arguments):
@@ -67,10 +71,33 @@ def test_run_report_and_list(toml, tmp_path):
     call("run", toml, "--runs", runs, "--set", "algorithm.eta=0.2", "--set", "seed=3")
     listed = json.loads(call("runs", "--runs", runs, "--json"))
     assert [(row["seed"], row["state"]) for row in listed] == [(0, "finished"), (3, "finished")]
-    assert "finished" in call("runs", "--runs", runs)
+    table = call("runs", "--runs", runs)
+    assert "finished" in table
+    shown = "".join(line.split("│")[1].strip() for line in table.splitlines() if "│" in line)
+    assert all(row["run"] in shown for row in listed)  # folded, not cut
     made = json.loads(call("report", runs, "-o", tmp_path / "report", "--json"))
     assert len(made["rows"]) == 2
+    assert made["rows"][0]["final"]["accuracy"]["n"] == 1
     assert (tmp_path / "report" / "report.html").stat().st_size > 1e6
+
+
+def test_a_comparison_names_what_diverged(toml, tmp_path):
+    changes = ["--set", "settings.stem.eta=1e38", "--algorithms", "fedavg,stem"]
+    made = json.loads(call("compare", toml, "--runs", tmp_path, "--json", *changes))
+    assert [row["label"] for row in made["rows"]] == ["fedavg"]
+    page = Path(made["report"]).read_text("utf-8")
+    assert "no round is finished: stem-seed0" in page
+    assert re.search(r"stem-seed0-\w+ diverged: ", page)
+    listed = json.loads(call("runs", "--runs", tmp_path, "--json"))
+    assert {(row["algorithm"], row["state"]) for row in listed} == {
+        ("fedavg", "finished"),
+        ("stem", "diverged"),
+    }
+
+
+def test_json_has_no_numbers_that_json_does_not_know(capsys):
+    print_json({"a": [math.nan, 1.5], "b": (math.inf,)})
+    assert json.loads(capsys.readouterr().out) == {"a": [None, 1.5], "b": [None]}
 
 
 def test_records_go_to_a_tracker(toml, tmp_path):

@@ -200,6 +200,20 @@ def frozen() -> nn.Module:
     return module
 
 
+def shared() -> nn.Module:
+    module = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+    module[2].weight = module[0].weight
+    return module
+
+
+class Extra(nn.Sequential):
+    """With a parameter that is no layer's."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__(*layers)
+        self.temperature = nn.Parameter(torch.ones(()))
+
+
 def hooked() -> nn.Module:
     module = nn.Sequential(nn.Linear(3, 2))
     module.register_forward_hook(lambda module, inputs, outputs: 2 * outputs)
@@ -212,6 +226,9 @@ def hooked() -> nn.Module:
         Shouting(nn.Linear(3, 2)),
         frozen(),
         hooked(),
+        shared(),
+        Extra(nn.Linear(3, 2)),
+        nn.Sequential(*(nn.Linear(3, 3) for _ in range(65))),
         nn.Sequential(nn.Linear(3, 3), nn.GELU(), nn.Linear(3, 2)),
         nn.Sequential(nn.Linear(3, 3), nn.Dropout(), nn.Linear(3, 2)),
         nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.ReLU(), nn.Linear(3, 2)),

@@ -101,6 +101,47 @@ def test_tied_parameters_appear_once():
     assert trained.b.weight is trained.a.weight
 
 
+class Twice(nn.Module):
+    """One layer under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(6, 6)
+        self.again = self.a
+
+    def forward(self, x):
+        return self.again(torch.tanh(self.a(x)))
+
+
+def shared_layer():
+    layer = nn.Linear(6, 6)
+    return nn.Sequential(layer, nn.Tanh(), layer)
+
+
+def shared_weight():
+    first, second = nn.Linear(6, 6), nn.Linear(6, 6)
+    second.weight = first.weight
+    return nn.Sequential(first, nn.Tanh(), second)
+
+
+@pytest.mark.parametrize("build", [Twice, shared_layer, shared_weight])
+@pytest.mark.parametrize("engine", ["auto", "loop", "vmap"])
+def test_layers_and_weights_that_are_used_twice(build, engine):
+    torch.manual_seed(0)
+    module, example = build().double(), batch(classes=6)
+    objective = model(module, example)
+    way = "loop" if engine == "auto" else engine
+    found = objective.evaluate(objective.x0, example, Memory(), engine=way)
+    loss = F.cross_entropy(module(example.data[0]), example.data[1])
+    expected = torch.autograd.grad(loss, list(module.parameters()))
+    torch.testing.assert_close(found.gradient, torch.cat([g.reshape(-1) for g in expected]))
+    clients = [batch(n=30, classes=6, seed=i).data for i in range(3)]
+    call = {"rounds": 2, "local_steps": 2, "batch_size": 4, "engine": engine, "workers": 1}
+    result = fafed.train(module, clients, fafed.FedAvg(eta=0.1), **call)
+    own = torch.cat([p.detach().reshape(-1) for p in result.model.parameters()])
+    assert torch.equal(own, result.x)
+
+
 def test_half_precision_is_trained_in_float32():
     clients = [(torch.randn(8, 6).bfloat16(), torch.randint(0, 3, (8,))) for _ in range(2)]
     result = fafed.train(

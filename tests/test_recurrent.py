@@ -130,3 +130,25 @@ def test_lstm_runs_in_the_loop():
     assert result.engine == "loop"
     with pytest.raises(fafed.ConfigError, match="vmap"):
         fafed.train(Reader().double(), clients, fafed.FAFED(), **common, engine="vmap")
+
+
+class OneTensor(Cell):
+    """Its state is a tensor, not a tuple of them."""
+
+    def initial_state(self, batch_size):
+        return super().initial_state(batch_size)[0]
+
+    def forward(self, x, state):
+        outputs, (h,) = super().forward(x, (state,))
+        return outputs, h
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_a_state_may_be_one_tensor(engine):
+    results = []
+    for kind in (Cell, OneTensor):
+        torch.manual_seed(0)
+        clients = [batch(n=30, seed=i).data for i in range(3)]
+        call = {"rounds": 2, "local_steps": 3, "batch_size": 4, "engine": engine}
+        results.append(fafed.train(kind().double(), clients, fafed.FAFED(eta=0.1), **call).x)
+    assert torch.equal(*results)

@@ -229,6 +229,29 @@ def test_a_full_disk_loses_nothing_that_was_saved(data, tmp_path):
     assert place.finished()
 
 
+def test_a_full_disk_while_a_record_is_written(data, tmp_path):
+    e = Experiment.of(experiment(data))
+    place = RunDir(tmp_path / "run")
+    place.path.mkdir()
+    (place.path / "records.jsonl").symlink_to("/dev/full")
+    with pytest.raises(FafedError, match=r"records\.jsonl could not be written: .*No space left"):
+        execute(e, place)
+
+
+def test_no_password_is_kept(data, tmp_path, monkeypatch):
+    command = ["fafed", "run", "--track", "mlflow:https://me:pass@word@host/path"]
+    monkeypatch.setattr(sys, "argv", command)
+    place = RunDir(tmp_path / "run")
+    execute(Experiment.of(experiment(data)), place)
+    kept = json.loads((place.path / "environment.json").read_text())["command"]
+    assert kept == [*command[:3], "mlflow:https://me:***@host/path"]
+
+
+def test_no_name_leads_out_of_the_folder(data, tmp_path):
+    e = Experiment.of(experiment(data, algorithm={"name": "../../elsewhere/x:Y"}))
+    assert RunDir.of(e, tmp_path).path.resolve().parent.parent == tmp_path.resolve()
+
+
 def test_divergence_is_kept_and_told(data, tmp_path):
     e = Experiment.of(experiment(data, algorithm={"name": "fedavg", "eta": 1e38}))
     place = RunDir(tmp_path / "run")

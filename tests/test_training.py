@@ -276,6 +276,52 @@ def test_a_round_that_fails_in_its_second_exchange_can_be_tried_again(name):
     assert torch.equal(run.state.shared.x, twin.state.shared.x)
 
 
+@pytest.mark.parametrize("name", ["fafed", "scaffold"])
+def test_a_round_that_fails_at_the_server_can_be_tried_again(name, monkeypatch):
+    p = Problem(3)
+    run, twin = (p.run(fafed.ALGORITHMS[name](eta=0.05), 3, 3) for _ in range(2))
+    run.round()
+    before = run.state
+    with monkeypatch.context() as broken:
+        of_class = type(run.algorithm)
+        exchanges = of_class.exchanges
+
+        def interrupt(*_):
+            raise KeyboardInterrupt
+
+        broken.setattr(
+            of_class,
+            "exchanges",
+            lambda self: tuple(e._replace(server=interrupt) for e in exchanges(self)),
+        )
+        with pytest.raises(KeyboardInterrupt):
+            run.round()
+    assert run.state is before
+    list(run)
+    list(twin)
+    assert torch.equal(run.state.shared.x, twin.state.shared.x)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ["fafed", "stem", "localamsgrad"])
+def test_the_opening_waits_for_somebody_to_answer(name, engine):
+    found = fafed.train(
+        net(),
+        clients(1),
+        fafed.ALGORITHMS[name](),
+        **COMMON | {"rounds": 6},
+        failure=0.6,
+        seed=0,
+        engine=engine,
+    )
+    assert found.history[0].clients == 0
+    assert sum(record.clients for record in found.history) > 1
+    assert found.x.isfinite().all()
+    assert all(
+        math.isfinite(value) for record in found.history for value in record.diagnostics.values()
+    )
+
+
 def test_states_too_large_to_be_held_twice(monkeypatch):
     """A round is the same, but one that fails half-way ends the run."""
     p = Problem(3)
@@ -323,6 +369,16 @@ class Late(fafed.schedules.Schedule):
         ({"clip": 0}, "clip must be > 0"),
         ({"weight_decay": -1}, "weight_decay"),
         ({"test": (torch.zeros(3, 5), torch.zeros(3).long())}, r"test: an example is \(5,\)"),
+        ({"test": (torch.zeros(0, 6), torch.zeros(0).long())}, "test: it has no examples"),
+        (
+            {"test": (torch.zeros(3, 6).byte(), torch.zeros(3).long())},
+            r"test: it holds torch\.uint8, the clients' data torch\.float32",
+        ),
+        ({"device": "gpu"}, "device 'gpu' cannot be used: .* try 'cpu'"),
+        (
+            {"clients": [*clients(2), (torch.zeros(40, 6), torch.arange(40) // 39 * 7)]},
+            r"client 2 has the label 7, but Sequential has 3 outputs: labels must be 0 to 2",
+        ),
     ],
 )
 def test_wrong_calls_are_refused_with_the_cure(change, words):

@@ -12,7 +12,7 @@ import time
 import pytest
 from small import experiment, write_data, write_experiment
 
-from fafed import ConfigError
+from fafed import ConfigError, tuning
 from fafed.experiment import Experiment
 from fafed.records import Record
 from fafed.rundir import all_runs
@@ -103,6 +103,31 @@ def test_a_trial_that_diverges_is_ranked_last(data, tmp_path):
     study = tune(e, "fedavg", tmp_path, jobs=1)
     assert len(study.trials) == 2
     assert best(study) == {"eta": 0.1}
+
+
+def test_another_experiment_or_grid_is_another_study(data, tmp_path):
+    grid = {"fedavg": {"eta": [0.01]}}
+    short = tune(Experiment.of(experiment(data, search=grid, rounds=1)), "fedavg", tmp_path)
+    long = tune(Experiment.of(experiment(data, search=grid, rounds=4)), "fedavg", tmp_path)
+    assert short.trials[0]["value"] > long.trials[0]["value"]
+    grid["fedavg"]["eta"].append(0.1)
+    wider = tune(Experiment.of(experiment(data, search=grid, rounds=4)), "fedavg", tmp_path)
+    assert [t["params"]["eta"] for t in wider.trials] == [0.01, 0.1]
+    assert wider.trials[0]["value"] == long.trials[0]["value"]
+
+
+def test_of_a_text_the_loss_decides(data):
+    text = Experiment.read("wikitext-2").changed(metrics=["accuracy"])
+    assert tuning._validation_direction(text) == "minimize"
+    assert tuning._validation_direction(Experiment.of(experiment(data))) == "maximize"
+
+
+def test_passwords_are_not_told(data, tmp_path):
+    e = Experiment.of(experiment(data, search=GRID))
+    with pytest.raises(ConfigError) as error:
+        tune(e, "fafed", tmp_path, storage="nosuch://me:secret@host/db")
+    assert "nosuch://me:***@host/db" in str(error.value)
+    assert "secret" not in str(error.value)
 
 
 def test_a_database_that_cannot_be_opened(data, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -16,6 +17,11 @@ class ConfigError(FafedError, ValueError):
 
 class DataError(FafedError, ValueError):
     """Data is missing, damaged or of the wrong shape."""
+
+
+def without_passwords(text: str) -> str:
+    """An address such as mlflow:https://me:secret@host as others may read it."""
+    return re.sub(r"(://[^:/@\s]*):[^/\s]*@", r"\1:***@", text)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

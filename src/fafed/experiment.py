@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -136,7 +137,7 @@ class Experiment(Part):
     @property
     def label(self) -> str:
         """Of one run among those of the experiment, as part of a file's name."""
-        algorithm = self.algorithm.name.replace(":", ".")
+        algorithm = re.sub(r"[^\w.-]", ".", self.algorithm.name)  # no slash leads elsewhere
         return f"{algorithm}-seed{self.seed}-{self.digest[:8]}"
 
     # Variations.

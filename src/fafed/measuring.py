@@ -22,13 +22,14 @@ def measuring(
     metrics: Mapping[str, Metric],
     *,
     workers: int | None = None,
+    threads: int = 1,
 ) -> Measure | None:
     """Means over the examples of each part; None if there is nothing to measure on.
 
     Batches are shared among workers, and a text, whose batches follow from one another, goes to
     one of them as a whole. No digit depends on who computes what.
     """
-    crew = Crew(workers)
+    crew = Crew(workers, threads)
 
     def measure(x: Tensor, buffers: tuple[Tensor, ...]) -> dict[str, dict[str, float]]:
         jobs = [

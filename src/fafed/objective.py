@@ -17,16 +17,18 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional as F
 
 from fafed import randomness, tree
 from fafed.algorithm import Batch
-from fafed.data.batches import Picked
+from fafed.data.batches import Examples, Picked, Source
 from fafed.errors import ConfigError, DataError
 from fafed.native import build
 from fafed.native.network import Network, recognised
 from fafed.stacking import wrapped
 
 _GENERATOR = threading.Lock()
+IGNORED = -100  # a label that takes no part in torch's cross entropy
 _METRICS = threading.Lock()  # people's own metrics may count as they go
 
 Loss = Callable[[Any, Any], Tensor]
@@ -145,7 +147,7 @@ class Model(_Differentiable):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(clip, weight_decay)
-        self.module = copy.deepcopy(module).to(device).train()
+        self.module = _moved(copy.deepcopy(module), device).train()
         self.loss = loss
         trainable = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         if not trainable:
@@ -168,6 +170,7 @@ class Model(_Differentiable):
         self.shapes = tuple(p.shape for p in trainable.values())
         self.sizes = tuple(p.numel() for p in trainable.values())
         self.buffer_names = tuple(n for n, _ in self.module.named_buffers())
+        self.aliases = _aliases(self.module, {*self.names, *self.buffer_names})
         wide = torch.promote_types(self.dtype, torch.float32)
         self.x0 = torch.cat([p.detach().reshape(-1) for p in trainable.values()]).to(wide)
         self.device = self.x0.device
@@ -175,6 +178,7 @@ class Model(_Differentiable):
         self.recurrent = hasattr(self.module, "initial_state")
         self.fused = getattr(self.module, "computes", None) is loss
         self.stochastic = self.generator = False  # until `probe` has looked
+        self.classes: int | None = None  # likewise; None if targets are no class numbers
         self.channels_last = False  # likewise
         self.network: Network | None = None  # likewise
 
@@ -231,6 +235,8 @@ class Model(_Differentiable):
                 f"loss must return one number, the mean over the batch, got {_shape(value)}: "
                 "use reduction='mean', or take .mean()"
             )
+        if self.loss is F.cross_entropy and targets.dtype == torch.int64:
+            self.classes = outputs.shape[1]
         self.channels_last = self._likes_channels_last(batch)
         known = recognised(self.module, self.loss)
         if known is not None and len(inputs) == 1 and known.takes(*batch.data):
@@ -289,8 +295,9 @@ class Model(_Differentiable):
         if self.fused and not metrics:
             loss, memory = self._loss(x, batch, memory)
             return loss, {}, memory
-        if self.network is not None and build.available(self.network.dtype):
-            outputs = self.network.outputs(x, batch.data[0])
+        known = self.network
+        if known is not None and build.available(known.dtype) and known.takes(*batch.data):
+            outputs = known.outputs(x, batch.data[0])
         else:
             with self._seeded(batch.key):
                 outputs, memory = self._outputs(x, batch, memory)
@@ -314,10 +321,9 @@ class Model(_Differentiable):
         *inputs, _ = batch.data
         if self.recurrent:
             state = self._own_module().initial_state(len(inputs[0]))  # type: ignore[operator]
-            if memory.hidden:
-                carried = memory.hidden
+            if tree.leaves(memory.hidden):
                 state = tree.map(
-                    lambda new, old: torch.where(batch.fresh, new, old), state, carried
+                    lambda new, old: torch.where(batch.fresh, new, old), state, memory.hidden
                 )
             inputs = [*inputs, state]
         elif self.channels_last and inputs[0].ndim == 4 and not wrapped(inputs[0]):
@@ -326,7 +332,9 @@ class Model(_Differentiable):
         # cloned: a module in train mode writes into its buffers
         buffers = {n: b.clone() for n, b in zip(self.buffer_names, memory.buffers, strict=True)}
         tensors = self._parameters(x) | buffers
-        outputs = functional_call(self._own_module(), tensors, tuple(inputs), named)
+        tensors = {name: tensors[first] for name, first in self.aliases.items()}
+        module = self._own_module()
+        outputs = functional_call(module, tensors, tuple(inputs), named, tie_weights=False)
         outputs, hidden = outputs if self.recurrent else (outputs, ())
         return outputs, Memory(tuple(buffers.values()), hidden)
 
@@ -364,6 +372,27 @@ class Model(_Differentiable):
                 yield
 
 
+def _moved(module: nn.Module, device: torch.device | str | None) -> nn.Module:
+    try:
+        return module.to(device)
+    except (RuntimeError, AssertionError) as cause:  # torch's words for no such device, or no CUDA
+        raise ConfigError(f"device {str(device)!r} cannot be used: {cause}; try 'cpu'") from cause
+
+
+def _aliases(module: nn.Module, known: set[str]) -> dict[str, str]:
+    """Every place of the known tensors, by name: the first name of what is there. A layer that is
+    used twice is one place, a weight that two layers share is two; torch's own way of finding
+    them does not put back what it finds."""
+    first: dict[int, str] = {}
+    found = {}
+    for prefix, owner in module.named_modules():
+        for attribute, tensor in (*owner._parameters.items(), *owner._buffers.items()):
+            if tensor is not None:
+                name = f"{prefix}.{attribute}" if prefix else attribute
+                found[name] = first.setdefault(id(tensor), name)
+    return {name: origin for name, origin in found.items() if origin in known}
+
+
 def _forked(device: torch.device) -> contextlib.AbstractContextManager[None]:
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
@@ -376,11 +405,33 @@ def _shape(value: Any) -> str:
     return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
 
 
+def check_labels(objective: Model, source: Source, clients: Iterable[int]) -> None:
+    """Refuse labels for which the model has no output, before a step meets them."""
+    classes = objective.classes
+    if classes is None or not isinstance(source, Examples):
+        return
+    for client in clients:
+        labels = source.pool[-1][torch.from_numpy(source.parts[client])]
+        wrong = labels[((labels < 0) & (labels != IGNORED)) | (labels >= classes)]
+        if len(wrong):
+            raise DataError(
+                f"client {client} has the label {int(wrong[0])}, but "
+                f"{type(objective.module).__name__} has {classes} outputs: labels must be "
+                f"0 to {classes - 1}"
+            )
+
+
 def check_agrees(data: tuple[Tensor, ...], clients: Any, name: str) -> None:
-    """Refuse an evaluation set whose examples are not shaped like the clients'."""
+    """Refuse an evaluation set whose examples are not like the clients'."""
     for part, own in zip(data, clients, strict=False):
         if part.shape[1:] != own.shape[1:] or len(data) != len(clients):
             raise DataError(
                 f"{name}: an example is {tuple(part.shape[1:])}, the clients' are "
                 f"{tuple(own.shape[1:])}; they need the same shapes"
             )
+        if part.dtype != own.dtype and not (part.is_floating_point() and own.is_floating_point()):
+            raise DataError(
+                f"{name}: it holds {part.dtype}, the clients' data {own.dtype}; convert one of them"
+            )
+    if not len(data[0]):
+        raise DataError(f"{name}: it has no examples; leave it out, or give it some")

@@ -18,7 +18,7 @@ from fafed.data import partition
 from fafed.data.batches import Examples, Source, examples_of
 from fafed.data.streams import Streams, passage
 from fafed.engines.ranks import Ranks
-from fafed.errors import ConfigError, nearest
+from fafed.errors import ConfigError, DataError, nearest
 from fafed.experiment import Experiment
 from fafed.measuring import Parts, chunks, measuring
 from fafed.run import Run
@@ -56,7 +56,8 @@ def prepare(
     workers: int | None = None,
 ) -> Prepared:
     """Everything loaded, checked and ready for the first round. Of several ranks, 0 measures."""
-    torch.set_num_threads(experiment.threads)
+    threads = experiment.threads
+    torch.set_num_threads(threads)
     shards = shard(experiment)
     device = ranks.device(experiment.device) if ranks else experiment.device
     goal = model(experiment, text=shards.text, device=device)
@@ -72,9 +73,12 @@ def prepare(
         weights=experiment.weights,
         participation=experiment.participation,
         failure=experiment.failure,
-        measure=measuring(goal, measured, chosen(experiment, text=shards.text), workers=workers),
+        measure=measuring(
+            goal, measured, chosen(experiment, text=shards.text), workers=workers, threads=threads
+        ),
         measure_every=experiment.eval_every,
         workers=workers,
+        threads=threads,
         ranks=ranks,
     )
     return Prepared(run, goal, shards)
@@ -151,6 +155,11 @@ def _own(experiment: Experiment, own: datasets.Own) -> Shards:
         ]
         held = np.concatenate([p[h] for p, (_, h) in zip(source.parts, kept, strict=True)])
         parts = [p[k] for p, (k, _) in zip(source.parts, kept, strict=True)]
+        if not len(held):
+            raise DataError(
+                f"data.validation = {experiment.data.validation} holds out no example of clients "
+                f"with at most {max(source.examples)}: hold out more, or set it to 0"
+            )
         source = Examples(source.pool, parts, **sizes(experiment))
         measured["validation"] = _chunks(_rows(source.pool, held))
     measured |= _sampled(experiment, source.pool, source.parts)

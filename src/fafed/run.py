@@ -134,7 +134,7 @@ class Run:
         number = self.state.round + 1
         step = self.state.round * self.local_steps
         shared, buffers, totals = self.state.shared, self.state.buffers, self.state.totals
-        opening = self.algorithm.opening() if self.state.round == 0 else ()
+        opening = () if totals.samples else self.algorithm.opening()  # nobody has answered yet
         if clients and not opening and invited != self.state.members:
             shared = self._regrouped(shared, number)
         loss, first = None, True
@@ -143,6 +143,7 @@ class Run:
                 reply = self.engine.deliver(exchange, shared, buffers, clients, step)
                 if reply.answered not in (None, clients):
                     clients = self._without_absent(reply.answered, clients, number, first)
+                shared, first = exchange.server(shared, reply.mean, reply.trip), False
             except BaseException as cause:
                 self.engine.rollback()
                 if isinstance(cause, NotFinite):
@@ -150,7 +151,6 @@ class Run:
                 if isinstance(cause, Forgotten):
                     raise self._rejoined(cause, clients, number) from cause
                 raise
-            shared, first = exchange.server(shared, reply.mean, reply.trip), False
             buffers = reply.buffers
             loss = reply.loss if reply.loss is not None else loss
             totals = Totals(

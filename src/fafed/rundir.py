@@ -19,13 +19,14 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
 from fafed import __version__, allocation
-from fafed.errors import ConfigError, FafedError
+from fafed.errors import ConfigError, FafedError, without_passwords
 from fafed.experiment import Experiment
 from fafed.records import Record
 from fafed.report.runs import RunData
@@ -100,6 +101,7 @@ class RunDir:
             counts=clients.get("counts"),
             classes=clients.get("classes"),
             finished=self.finished(),
+            failure=self.failure(),
         )
 
     @contextlib.contextmanager
@@ -174,20 +176,26 @@ def execute(
         if shards.counts is not None:
             picture = {"classes": shards.classes, "counts": shards.counts}
             place.write("clients.json", json.dumps(picture))
-        with (place.path / "records.jsonl").open("a", encoding="utf-8") as file:
+        # Unbuffered: closing it has nothing left to write, which would fail once more.
+        with (place.path / "records.jsonl").open("ab", buffering=0) as file:
             for record in _until_divergence(run, place):
-                try:
-                    file.write(json.dumps(record.to_dict()) + "\n")
-                    file.flush()
-                except OSError as cause:
-                    raise FafedError(
-                        f"{file.name} could not be written: {cause}. Free some space and "
-                        f"resume; round {record.round - 1} is safe"
-                    ) from cause
+                _append(file, json.dumps(record.to_dict()) + "\n")
                 if due(record, experiment):
                     checkpoint.save(run, place.checkpoints, digest)
                 if on_record:
                     on_record(record)
+
+
+def _append(file: FileIO, line: str) -> None:
+    left = memoryview(line.encode())
+    try:
+        while left:
+            left = left[file.write(left) :]
+    except OSError as cause:
+        raise FafedError(
+            f"{file.name} could not be written: {cause}. Free some space and resume; the newest "
+            "checkpoint is safe"
+        ) from cause
 
 
 def due(record: Record, experiment: Experiment) -> bool:
@@ -240,7 +248,7 @@ def environment(prepared: Any) -> dict[str, Any]:
         "engine": prepared.run.engine.engine,
         "parameters": prepared.objective.x0.numel(),
         "git": _git_revision(),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": [Path(sys.argv[0]).name, *map(without_passwords, sys.argv[1:])],
     }
 
 

@@ -68,6 +68,7 @@ def train(
     eval_every: int = 1,
     device: torch.device | str | None = None,
     workers: int | None = None,
+    threads: int = 1,
 ) -> Result:
     """Train `model` over `clients` with `algorithm`, and return the trained copy.
 
@@ -81,6 +82,7 @@ def train(
     clip, weight_decay: of each gradient: bound on its norm, and multiple of x added to it.
     workers: threads that clients, and batches to measure on, are shared among, one per core if
         None; no digit depends on it.
+    threads: of torch in each worker; last digits may depend on it.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model must be an nn.Module, got {type(model).__name__}")
@@ -110,9 +112,10 @@ def train(
         weights=weights,
         participation=participation,
         failure=failure,
-        measure=measuring(objective, held_out, metrics or {}, workers=workers),
+        measure=measuring(objective, held_out, metrics or {}, workers=workers, threads=threads),
         measure_every=eval_every,
         workers=workers,
+        threads=threads,
     )
     history, chosen, lowest = History(), run.state, math.inf
     try:
@@ -161,6 +164,7 @@ def build(
     measure: Any = None,
     measure_every: int = 1,
     workers: int | None = None,
+    threads: int = 1,
     ranks: Ranks | None = None,
 ) -> Run:
     """A run in simulation, or on several ranks, checked: whatever cannot work is refused here, not
@@ -173,6 +177,7 @@ def build(
     if isinstance(objective, objectives.Model):
         (batch,) = ClientBatches(source.gather, source.draw(("round",), 0, 0, 1))
         objective.probe(batch)
+        objectives.check_labels(objective, source, range(len(source.examples)))
     algorithm = algorithm.fitted(objective.sizes)
     population = len(source.examples)
     cohort = Cohort(population, participation=participation, failure=failure, seed=seed)
@@ -184,6 +189,7 @@ def build(
         steps=local_steps,
         engine=engine,
         workers=workers,
+        threads=threads,
     )
     return Run(
         algorithm,

@@ -12,7 +12,9 @@ the training set.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import math
 import multiprocessing
 import os
@@ -25,8 +27,9 @@ import optuna
 from filelock import FileLock
 from optuna.trial import TrialState
 
+from fafed.data import DATASETS
 from fafed.engines.crew import cores
-from fafed.errors import ConfigError, FafedError
+from fafed.errors import ConfigError, FafedError, without_passwords
 from fafed.experiment import Experiment
 from fafed.jobs import follow
 from fafed.preparation import prepare
@@ -65,11 +68,11 @@ def space(experiment: Experiment, algorithm: str) -> dict[str, list[Any]]:
     return found
 
 
-def explained(rule: Rule) -> str:
-    return {
-        "train_loss": "lowest training loss at the end",
-        "validation": "best last validation accuracy on held-out training data",
-    }[rule]
+def _explained(rule: Rule, direction: Direction) -> str:
+    if rule == "train_loss":
+        return "lowest training loss at the end"
+    what = "highest last accuracy" if direction == "maximize" else "lowest last loss"
+    return f"{what} on held-out data"
 
 
 def score(records: Sequence[Record], rule: Rule) -> float:
@@ -109,7 +112,10 @@ def tune(
     experiment = experiment.with_algorithm(algorithm)
     folder = root / experiment.name / f"tune-{algorithm}"
     folder.mkdir(parents=True, exist_ok=True)
+    content = json.dumps([experiment.digest, choices], sort_keys=True)
+    told = hashlib.sha256(content.encode()).hexdigest()[:8]
     plan = Plan(
+        name=f"{experiment.name}-{algorithm}-{rule}-{told}",
         experiment=experiment.to_dict(),
         algorithm=algorithm,
         choices=choices,
@@ -163,6 +169,7 @@ def best(study: StudyData) -> Mapping[str, Any]:
 class Plan(NamedTuple):
     """What a worker needs; plain values, so that it can be sent to another process."""
 
+    name: str  # of the study: another experiment or grid is another study
     experiment: dict[str, Any]
     algorithm: str
     choices: dict[str, list[Any]]
@@ -179,15 +186,13 @@ class Plan(NamedTuple):
 
 def _study(plan: Plan) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler: optuna.samplers.BaseSampler
-    if plan.sampler == "grid":
-        sampler = optuna.samplers.GridSampler(plan.choices, seed=0)
-    else:
-        sampler = optuna.samplers.TPESampler(seed=0)
+    # The points of a grid are put into the queue: nothing is left to sample.
+    samplers = {"grid": optuna.samplers.RandomSampler, "tpe": optuna.samplers.TPESampler}
+    sampler: optuna.samplers.BaseSampler = samplers[plan.sampler](seed=0)
     pruner = optuna.pruners.MedianPruner() if plan.prune else optuna.pruners.NopPruner()
     try:
         return optuna.create_study(
-            study_name=f"{plan.experiment['name']}-{plan.algorithm}-{plan.rule}",
+            study_name=plan.name,
             storage=plan.storage,
             sampler=sampler,
             pruner=pruner,
@@ -195,7 +200,8 @@ def _study(plan: Plan) -> optuna.Study:
             load_if_exists=True,
         )
     except Exception as cause:  # whatever the database's driver raises
-        raise ConfigError(f"the study at {plan.storage} cannot be opened: {cause}") from cause
+        where = without_passwords(plan.storage)
+        raise ConfigError(f"the study at {where} cannot be opened: {cause}") from cause
 
 
 def _enqueue(study: optuna.Study, choices: Mapping[str, list[Any]], wanted: int) -> None:
@@ -259,7 +265,9 @@ def _trial(plan: Plan, trial: optuna.Trial) -> float:
 
 
 def _validation_direction(experiment: Experiment) -> Direction:
-    return "maximize" if "accuracy" in experiment.metrics else "minimize"
+    known = DATASETS.get(experiment.data.name or "")
+    text = known is not None and known.text  # of which the loss alone is measured
+    return "maximize" if "accuracy" in experiment.metrics and not text else "minimize"
 
 
 def _forget_interrupted(study: optuna.Study) -> None:
@@ -281,6 +289,6 @@ def _data(study: optuna.Study, plan: Plan) -> StudyData:
         name=f"{plan.experiment['name']}: {plan.algorithm}",
         parameters=list(plan.choices),
         trials=trials,
-        rule=explained(plan.rule),
+        rule=_explained(plan.rule, plan.direction),
         direction=plan.direction,
     )

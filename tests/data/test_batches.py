@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from fafed import ConfigError, DataError, randomness
+from fafed import ConfigError, DataError, randomness, tree
 from fafed.data.batches import ClientBatches, Examples, as_tensors, examples_of
 
 
@@ -166,3 +166,10 @@ PINNED = (
     [1, 0, 2, 3, 7, 4, 6, 5],
     [False, True, True, True, True, True, False, True],
 )
+
+
+def test_draws_are_where_the_data_are():
+    here = source(batch_size=4, anchor_size=6).to(torch.device("meta"), torch.float32)
+    found = ClientBatches(here.gather, here.draw(("round", "anchor"), 1, 0, 2))
+    for batch in (*found, found.anchor):
+        assert {leaf.device.type for leaf in tree.leaves(batch[:3])} == {"meta"}

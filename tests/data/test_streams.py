@@ -74,3 +74,28 @@ def test_passage_covers_the_text_once():
 def test_too_little_text_is_refused():
     with pytest.raises(ConfigError, match="do not fill one batch of 3 columns x 40 tokens"):
         streams(bptt=40)
+
+
+def test_an_anchor_moves_on_with_the_steps():
+    s = streams(anchor_size=6)
+    found = [batches(s, 1, step, 2, ("round", "anchor")) for step in (0, 5, s.epoch_steps - 1)]
+    for one in found:
+        step = next(iter(one))
+        assert torch.equal(one.anchor.data[0][:3], step.data[0])
+        assert bool(one.anchor.fresh)
+        assert int(one.anchor.key) != int(step.key)
+    first = next(iter(batches(s, 1, 0, 1)))
+    assert torch.equal(found[-1].anchor.data[0][3:], first.data[0])  # and then begins anew
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"b": 0}, "batch_size must be a positive integer for text, got 0"),
+        ({"b": "full"}, "batch_size must be a positive integer for text, got 'full'"),
+        ({"anchor_size": "full"}, "opening_batch_size must be a positive integer .* 'full'"),
+    ],
+)
+def test_sizes_that_text_cannot_have(sizes, words):
+    with pytest.raises(ConfigError, match=words):
+        streams(**sizes)

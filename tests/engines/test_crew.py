@@ -53,6 +53,19 @@ def test_after_an_error_nothing_goes_on():
     assert ended.is_set()
 
 
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_job_has_the_same_threads_whoever_runs_it(workers, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        found = list(Crew(workers, threads).in_order([torch.get_num_threads] * 4))
+        assert found == [threads] * 4
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("workers", [0, -1, 1.5, True])
 def test_bad_numbers_of_workers(workers):
     with pytest.raises(ConfigError, match="workers must be a positive integer"):

@@ -7,7 +7,7 @@ import pytest
 from report_runs import config, plain_run, record
 
 from fafed import ConfigError
-from fafed.report import RunData
+from fafed.report import RunData, table
 from fafed.report.curves import make_curves, remarks
 from fafed.report.quantities import TRAIN_LOSS, evaluated
 
@@ -66,6 +66,22 @@ def test_no_runs_and_empty_runs_say_what_to_do() -> None:
         make_curves([])
     with pytest.raises(ConfigError, match="after the first round"):
         make_curves([RunData("empty", config(), [])])
+
+
+def test_a_curve_whose_seed_diverged_does_not_win() -> None:
+    good = [plain_run(0.5, 0.6), plain_run(0.5, 0.6, seed=1)]
+    bad = plain_run(0.9, algorithm="stem")
+    runs = [*good, dataclasses.replace(bad, finished=False, failure="client 3 was non-finite")]
+    good_row, bad_row = table(runs)
+    assert good_row.final["accuracy"].mean == 0.6
+    assert math.isnan(bad_row.final["accuracy"].mean)
+    assert "client 3 was non-finite" in remarks(runs, make_curves(runs))[0]
+    early = RunData("stem-seed1", config("stem", seed=1), [], finished=False, failure="NaN")
+    (curve,) = make_curves([bad, early])  # before its first record, too
+    assert curve.diverged
+    assert curve.runs == (bad,)
+    with pytest.raises(ConfigError, match="all diverged in their first round"):
+        make_curves([early])
 
 
 def test_series_are_means_over_the_common_rounds_that_were_measured() -> None:

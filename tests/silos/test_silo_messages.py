@@ -87,6 +87,13 @@ def test_what_is_refused(message, why):
         messages.read(message, PLACE, EXPECTED, LIMIT)
 
 
+@pytest.mark.parametrize("value", [10**400, -(10**400), 1e400, "1", None, True, [1]])
+def test_facts_that_are_no_numbers(value):
+    for whole in (False, True):
+        with pytest.raises(Refused, match="loss is"):
+            messages.number({"loss": value}, "loss", whole=whole)
+
+
 def mutants(count):
     """Bits flipped, pieces cut, doubled, swapped, and JSON values replaced."""
     r = np.random.default_rng(0)

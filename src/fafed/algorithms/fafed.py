@@ -259,6 +259,6 @@ class FAFED(Algorithm):
 
     def diagnostics(self, shared: Shared) -> Mapping[str, Tensor]:
         seen = {"m_norm": shared.m.norm()}
-        if self.adaptivity != "identity":
+        if self.adaptivity != "identity" and shared.v.numel():  # none before the first answer
             seen["adaptive_fraction"] = (shared.v.sqrt() > self.rho).double().mean()
         return seen

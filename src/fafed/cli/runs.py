@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -192,7 +193,7 @@ def tune(
     from fafed.experiment import Experiment
     from fafed.report import write
     from fafed.rundir import RunDir
-    from fafed.tuning import best, explained
+    from fafed.tuning import best
     from fafed.tuning import tune as search
 
     for option, value, allowed in [
@@ -224,7 +225,8 @@ def tune(
     )
     path = root / found.name / "best.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"# Chosen by: {explained(rule)}.\n\n{tuned.to_toml()}", "utf-8")  # type: ignore[arg-type]
+    chosen_by = studies[0].rule
+    path.write_text(f"# Chosen by: {chosen_by}.\n\n{tuned.to_toml()}", "utf-8")
     runs = [
         RunDir.of(found.with_algorithm(name, **chosen), root / found.name / f"tune-{name}").data()
         for name, chosen in settings.items()
@@ -235,7 +237,7 @@ def tune(
         print_json({"rule": rule, "best": settings, "toml": str(path), "report": str(page)})
         return
     _study_tables(studies)
-    typer.echo(f"chosen by: {explained(rule)}\nbest settings: {path}\nreport: {page}")  # type: ignore[arg-type]
+    typer.echo(f"chosen by: {chosen_by}\nbest settings: {path}\nreport: {page}")
 
 
 def _tell(study: StudyData) -> None:
@@ -249,12 +251,14 @@ def _study_tables(studies: Sequence[StudyData]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from fafed.report.runs import show
+
     for study in studies:
         table = Table(*study.parameters, "value", title=study.name)
         finished = [t for t in study.trials if t["value"] is not None]
         ranked = sorted(finished, key=lambda t: t["value"], reverse=study.direction == "maximize")
         for trial in ranked[:5]:
-            shown = (f"{trial['params'][name]:.4g}" for name in study.parameters)
+            shown = (show(trial["params"][name]) for name in study.parameters)
             table.add_row(*shown, f"{trial['value']:.4f}")
         Console().print(table)
 
@@ -289,10 +293,13 @@ def list_runs(root: Root = ROOT, as_json: Json = False) -> None:
     if not rows:
         typer.echo(f"no runs below {root}; `fafed run fashion-mnist-high` makes one")
         return
-    table = Table("run", "round", "state", "train loss", "test")
+    table = Table()
+    table.add_column("run", overflow="fold")  # whole, to be pasted
+    for name in ("round", "state", "train loss", "test"):
+        table.add_column(name)
     for row in rows:
-        loss = "" if row["train_loss"] is None else f"{row['train_loss']:.4f}"
-        test = " ".join(f"{k} {v:.4f}" for k, v in row["test"].items())
+        loss = "" if row["train_loss"] is None else f"{row['train_loss']:.4g}"
+        test = " ".join(f"{k} {v:.4g}" for k, v in row["test"].items())
         table.add_row(row["run"], f"{row['round']}/{row['rounds']}", row["state"], loss, test)
     Console().print(table)
 
@@ -328,13 +335,13 @@ def _report(
 
     from fafed.report import rich_table, table, write
 
-    for place in places:
-        if (why := place.failure()) is not None:
-            typer.echo(f"{place.path.name}: {why}", err=True)
-    runs = [data for data in (place.data() for place in places) if data.records]
+    runs = [place.data() for place in places]
+    for run in runs:
+        if run.failure is not None:
+            typer.echo(f"{run.name}: {run.failure}", err=True)
     page = write(runs, folder, title=title, target=target)
     if as_json:
-        print_json({"report": str(page), "rows": [vars(row) for row in table(runs)]})
+        print_json({"report": str(page), "rows": [asdict(row) for row in table(runs)]})
         return
     Console().print(rich_table(runs))
     typer.echo(f"report: {page}")

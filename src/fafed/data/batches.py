@@ -199,7 +199,9 @@ class Examples:
         at = np.arange(step + 1, step + steps + 1)
         key = randomness.keys(f"masks {kind}", self.seed, who[:, None], at)
         fresh = torch.ones(len(who), steps, dtype=torch.bool)
-        return Drawn(torch.from_numpy(places), randomness.tensor(key), fresh)
+        here = tree.leaves(self.pool)[0].device
+        drawn = torch.from_numpy(places), randomness.tensor(key), fresh
+        return Drawn(*(part.to(here) for part in drawn))
 
     def _places(self, kind: str, who: Indices, n: int, step: int, steps: int, size: Any) -> Indices:
         """Rows of the pool for clients that all have n examples: (clients, steps, size)."""

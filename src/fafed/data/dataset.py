@@ -59,6 +59,7 @@ class Dataset:
     licence: str
     read: Callable[[Path], Images | Text]  # from the folder that holds it; checks what it reads
     origin: Origin | None = None  # None: it ships with fafed
+    text: bool = False  # what is read is Text
 
 
 def labelled(

@@ -1,8 +1,9 @@
 """Text as each client reads it: its part of the token stream, in order, b columns side by side.
 
 Step t reads the next `bptt` tokens of every column and predicts each one's successor; a model's
-recurrent state is carried along and starts afresh with each pass over the part. What does not
-fill a column or a whole window at the end of a part is left out.
+recurrent state is carried along and starts afresh with each pass over the part. An anchor holds
+the windows from the current step on, with masks of its own and no state carried into it. What does
+not fill a column or a whole window at the end of a part is left out.
 """
 
 from __future__ import annotations
@@ -34,14 +35,16 @@ class Streams:
         anchor_size: int | None = None,
         seed: int = 0,
     ) -> None:
-        if not isinstance(batch_size, int):
-            raise ConfigError(f"batch_size must be a number for text, got {batch_size!r}")
+        anchor_size = batch_size if anchor_size is None else anchor_size
+        for name, size in (("batch_size", batch_size), ("opening_batch_size", anchor_size)):
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ConfigError(f"{name} must be a positive integer for text, got {size!r}")
         self.tokens = tokens
         self.starts = [int(part[0]) for part in parts]
         self.examples = tuple(len(part) for part in parts)
         self.batch_size = batch_size
         self.bptt = bptt
-        self.anchor_size = batch_size if anchor_size is None else anchor_size
+        self.anchor_size = anchor_size
         self.seed = seed
         shortest = min(self.examples)
         if self._windows(shortest) < 1:
@@ -78,7 +81,8 @@ class Streams:
             drawn["round"] = self._drawn("round", client, at, np.arange(b), place[:, None], place)
         if "anchor" in kinds:
             k = np.arange(self.anchor_size)
-            drawn["anchor"] = self._drawn("anchor", client, once, k % b, k // b % windows, zero)
+            window = (step + k // b) % windows
+            drawn["anchor"] = self._drawn("anchor", client, once, k % b, window, zero)
         if "full" in kinds:
             k = np.arange(windows * b)
             drawn["full"] = self._drawn("full", client, once, k % b, k // b, zero)
@@ -91,7 +95,8 @@ class Streams:
         first = self.starts[client] + column * height + window * self.bptt
         rows = np.broadcast_to(first, (len(at), len(column)))[..., None] + np.arange(self.bptt)
         key = randomness.keys(f"masks {kind}", self.seed, client, at + 1)
-        return Drawn(torch.from_numpy(rows), randomness.tensor(key), torch.from_numpy(place == 0))
+        drawn = torch.from_numpy(rows), randomness.tensor(key), torch.from_numpy(place == 0)
+        return Drawn(*(part.to(self.tokens.device) for part in drawn))
 
     def _windows(self, tokens: int) -> int:
         return (tokens // self.batch_size - 1) // self.bptt

@@ -57,6 +57,7 @@ WIKITEXT2 = Dataset(
     description="2,088,628 + 217,646 + 245,569 words of Wikipedia, vocabulary of 33,278",
     licence="CC BY-SA 3.0 and GFDL",
     read=read,
+    text=True,
     origin=Origin(
         files=SHA256,
         downloads=tuple(

@@ -1,8 +1,8 @@
 """Worker threads: several jobs at once, results in order.
 
-A job runs with one torch thread, whoever runs it, so that a result is a function of the job
-alone. Threads and not processes: torch releases the interpreter's lock while it computes, and
-data, vectors and states stay where they are.
+A job runs with the same number of torch threads, whoever runs it, so that a result is a function
+of the job alone. Workers are threads and not processes: torch releases the interpreter's lock while
+it computes, and data, vectors and states stay where they are.
 """
 
 from __future__ import annotations
@@ -27,22 +27,26 @@ def cores() -> int:
 
 
 class Crew:
-    """So many workers, one per core if None. One worker is the caller itself."""
+    """So many workers, one per core if None, with so many torch threads each. One worker is the
+    caller itself."""
 
-    def __init__(self, workers: int | None = None) -> None:
+    def __init__(self, workers: int | None = None, threads: int = 1) -> None:
         workers = cores() if workers is None else workers
         if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
             raise ConfigError(f"workers must be a positive integer, got {workers!r}")
         self.workers = workers
+        self.threads = threads
         self._pool: ThreadPoolExecutor | None = None
 
     def in_order(self, jobs: Iterable[Callable[[], T]]) -> Iterator[T]:
         """The results of the jobs; at most one unfinished or unread job for each worker."""
         if self.workers == 1:
-            yield from (job() for job in jobs)
+            yield from (self._here(job) for job in jobs)
             return
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.workers, "fafed", _single_threaded)
+            self._pool = ThreadPoolExecutor(
+                self.workers, "fafed", torch.set_num_threads, (self.threads,)
+            )
         waiting: deque[Future[T]] = deque()
         try:
             for job in jobs:
@@ -58,6 +62,10 @@ class Crew:
                 if not future.cancelled():
                     future.exception()
 
-
-def _single_threaded() -> None:
-    torch.set_num_threads(1)
+    def _here(self, job: Callable[[], T]) -> T:
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        try:
+            return job()
+        finally:
+            torch.set_num_threads(before)

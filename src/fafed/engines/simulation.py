@@ -102,6 +102,7 @@ class Simulation:
         steps: int,
         engine: str = "auto",
         workers: int | None = None,
+        threads: int = 1,
     ) -> None:
         self.algorithm = algorithm
         self.objective = objective
@@ -115,7 +116,7 @@ class Simulation:
         self.undoes = states <= UNDO_BYTES
         self.changed = self.spoilt = False
         self.engine = self._choose(engine)
-        self.crew = Crew(workers)
+        self.crew = Crew(workers, threads)
 
     @property
     def population(self) -> int:
@@ -217,7 +218,7 @@ class Simulation:
         step: int,
     ) -> Found:
         (client,) = group
-        draws = self._moved(self.source.draw(exchange.draw, client, step, self.steps))
+        draws = self.source.draw(exchange.draw, client, step, self.steps)
         batches = ClientBatches(self.source.gather, draws)
         state = self._state(client, down.x)
         found = visit(self.objective, exchange, down, buffers, state, batches)
@@ -253,7 +254,7 @@ class Simulation:
             return found.state, found.message, found.buffers, found.loss
 
         states = self._stacked(group, down.x)
-        draws = self._moved(draw_stacked(self.source, exchange.draw, group, step, self.steps))
+        draws = draw_stacked(self.source, exchange.draw, group, step, self.steps)
         own = tree.map(lambda leaf: leaf.expand(len(group), *leaf.shape).clone(), buffers)
         stacked, message, own, losses = torch.func.vmap(one)(states, draws, own)
         weights = losses.new_tensor([self.weights[c] for c in group], dtype=torch.float64)
@@ -288,17 +289,13 @@ class Simulation:
             groups += [kind[i:j] for i, j in itertools.pairwise(ends)]
         return groups
 
-    def _moved(self, draws: Draws) -> Draws:
-        device = self.objective.x0.device
-        return draws if device.type == "cpu" else tree.map(lambda leaf: leaf.to(device), draws)
-
     def _state(self, client: int, x: Tensor) -> ClientState:
         kept = self.pending.get(client) or self.kept[client]
         return ClientState(self.algorithm.join(x), ()) if kept is None else kept.state()
 
     def _has_hidden(self, client: int) -> bool:
         kept = self.pending.get(client) or self.kept[client]
-        return kept is not None and bool(kept.stacked.hidden)
+        return kept is not None and bool(tree.leaves(kept.stacked.hidden))
 
     def _stacked(self, group: Sequence[int], x: Tensor) -> ClientState:
         """The states of a group; at no cost if they came out of the last exchange together."""

@@ -27,6 +27,7 @@ from fafed.stacking import addresses, for_all_clients, packed, rows_of
 ROOM = 2**21  # numbers that a batch may occupy; larger batches are done in pieces
 ROOMS = 4  # of different shapes that a thread keeps
 CONVOLUTION, MATRIX = range(2)
+LAYERS = 64  # at most; of network.h
 ACTIVATIONS: dict[type[nn.Module], int] = {nn.Tanh: 1, nn.ReLU: 2}
 
 
@@ -61,9 +62,12 @@ def recognised(module: nn.Module, loss: Any) -> Network | None:
     if not all(p.requires_grad for p in module.parameters()) or list(module.buffers()):
         return None
     steps = _steps(module)
-    if steps is None:
+    if steps is None or len(steps) > LAYERS:
         return None
-    return Network(steps, flattens=any(isinstance(m, nn.Flatten) for m in module))
+    network = Network(steps, flattens=any(isinstance(m, nn.Flatten) for m in module))
+    # Shared weights, or parameters that are no layer's: the vector is not the layers' in order.
+    mine = sum(p.numel() for p in module.parameters())
+    return network if network.parameters == mine else None
 
 
 class Network:

@@ -50,6 +50,7 @@ class Curve:
     label: str
     settings: dict[str, Any]  # flat, without seed and name
     runs: tuple[RunData, ...]  # one per seed, none without records
+    diverged: bool  # one of its seeds did, perhaps before its first record
 
     @property
     def rounds(self) -> int:
@@ -80,20 +81,21 @@ def make_curves(runs: Sequence[RunData]) -> list[Curve]:
     """Curves in the order of their first run."""
     if not runs:
         raise ConfigError("there are no runs to report: name at least one run directory")
-    begun = [run for run in runs if run.records]
-    if not begun:
+    if not any(run.records for run in runs):
         names = listing([run.name for run in runs])
+        if all(run.failure for run in runs):
+            raise ConfigError(f"all diverged in their first round ({names}): try a smaller eta")
         raise ConfigError(f"no round is finished in {names}: report again after the first round")
     groups: dict[str, list[RunData]] = {}
-    for run in begun:
+    for run in runs:
         key = repr(sorted((name, show(value)) for name, value in _settings(run).items()))
         groups.setdefault(key, []).append(run)
-    members = [_one_per_seed(group) for group in groups.values()]
-    settings = [_settings(group[0]) for group in members]
-    labels = _labels([_algorithm(group[0]) for group in members], settings)
+    begun = [group for group in groups.values() if any(run.records for run in group)]
+    settings = [_settings(group[0]) for group in begun]
+    labels = _labels([_algorithm(group[0]) for group in begun], settings)
     return [
-        Curve(label, settings, tuple(group))
-        for label, settings, group in zip(labels, settings, members, strict=True)
+        Curve(label, settings, _one_per_seed(group), any(run.failure for run in group))
+        for label, settings, group in zip(labels, settings, begun, strict=True)
     ]
 
 
@@ -106,14 +108,14 @@ def _algorithm(run: RunData) -> str:
     return show(settings.get("algorithm.name", settings.get("algorithm", run.name)))
 
 
-def _one_per_seed(runs: list[RunData]) -> list[RunData]:
+def _one_per_seed(runs: list[RunData]) -> tuple[RunData, ...]:
     """A repeated seed says nothing new, yet would shrink the spread: keep its longest run."""
     kept: dict[Any, RunData] = {}
-    for i, run in enumerate(runs):
+    for i, run in enumerate(run for run in runs if run.records):
         seed = run.config.get("seed", f"run {i}")
         if seed not in kept or len(run.records) > len(kept[seed].records):
             kept[seed] = run
-    return list(kept.values())
+    return tuple(kept.values())
 
 
 def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
@@ -154,7 +156,9 @@ def remarks(runs: Sequence[RunData], curves: Sequence[Curve]) -> list[str]:
     repeated = [run.name for run in runs if run.records and id(run) not in kept]
     if repeated:
         notes.append(f"Left out, because their seed is already there: {listing(repeated)}.")
-    unfinished = [run.name for curve in curves for run in curve.runs if not run.finished]
+    notes += [f"{run.name} diverged: {run.failure}" for run in runs if run.failure]
+    stopped = [run for curve in curves for run in curve.runs if not run.finished]
+    unfinished = [run.name for run in stopped if run.failure is None]
     if unfinished:
         notes.append(f"Not finished: {listing(unfinished)}.")
     for curve in curves:

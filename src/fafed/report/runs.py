@@ -18,6 +18,7 @@ class RunData:
     counts: list[list[int]] | None = None  # clients x classes
     classes: list[str] | None = None
     finished: bool = True
+    failure: str | None = None  # why it cannot go on, if it diverged
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,8 +76,11 @@ def _row(curve: Curve, quantities: Sequence[Quantity]) -> Row:
 
 
 def _final(curve: Curve, quantity: Quantity) -> Stat | None:
+    """Of a seed that diverged the end is no number, however good its last round was."""
     values = curve.series(quantity).values
-    return Stat.of(values[-1]) if values else None
+    if not values:
+        return None
+    return Stat.of([math.nan] * len(curve.runs) if curve.diverged else values[-1])
 
 
 def columns(quantities: Sequence[Quantity]) -> list[Column]:

@@ -181,8 +181,11 @@ def _check(name: str, leaf: Tensor, finite: bool) -> None:
 def number(facts: Mapping[str, Any], name: str, *, whole: bool = False) -> Any:
     """A finite number among the facts; a whole one is not negative."""
     value = facts.get(name)
-    good = type(value) is int and 0 <= value < 2**53 if whole else type(value) in (int, float)
-    if not good or not math.isfinite(value):  # type: ignore[arg-type]
+    if type(value) is int:
+        good = abs(value) < 2**53 and (value >= 0 or not whole)  # a larger one may be no float
+    else:
+        good = type(value) is float and math.isfinite(value) and not whole
+    if not good:
         raise Refused(f"{name} is {_short(value)}, it must be a{' whole' * whole} number")
     return value
 

@@ -80,7 +80,10 @@ def serve(
                 seed=experiment.seed,
             ),
             measure=measuring(
-                goal, shards.measured, preparation.chosen(experiment, text=shards.text)
+                goal,
+                shards.measured,
+                preparation.chosen(experiment, text=shards.text),
+                threads=experiment.threads,
             ),
             measure_every=experiment.eval_every,
         )

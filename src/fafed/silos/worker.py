@@ -24,7 +24,7 @@ from fafed.engines.client import ClientState, check, visit
 from fafed.engines.contract import NotFinite
 from fafed.errors import FafedError
 from fafed.experiment import Experiment
-from fafed.objective import Model
+from fafed.objective import Model, check_labels
 from fafed.silos import bodies, memory, messages
 from fafed.silos.audit import Audit, logged
 from fafed.silos.messages import EMPTY, Content, Message, Packed, Place, Refused
@@ -174,6 +174,7 @@ class Worker:
             draws = source.draw(("round",), plan.client, 0, 1)
             (batch,) = ClientBatches(source.gather, draws)
             goal.probe(batch)
+            check_labels(goal, source, [plan.client])
             self.parts = {run: Part(plan, experiment, source, goal)}
             self.algorithms = {}
         return self.parts[run]

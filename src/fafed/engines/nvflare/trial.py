@@ -28,7 +28,8 @@ def allowed(experiments: Sequence[Experiment]) -> list[str]:
     """The code that these experiments need on a silo that takes its share of their data."""
     found: list[str] = []
     for e in experiments:
-        found += [e.model.name, e.loss, e.data.function or "", e.data.folder or ""]
+        found += [e.model.name, e.algorithm.name, e.loss]
+        found += [e.data.function or "", e.data.folder or ""]
     return sorted({name for name in found if name})
 
 
