@@ -129,9 +129,29 @@ def losses(found: Results) -> str:
         elif ratio < 1.1:
             word = "faster than" if ratio < 1 else "as fast as"
             lines.append(f"- {name}: {cell['label']} is {word} fafed (ratio {ratio:.2g}).")
+    for name, job in _jobs(found).items():
+        lines += _losses_on_one_core(name, job["cells"])
     if not lines and compared:
         lines.append("- On these jobs, nobody measured here is as fast as fafed.")
     return "\n".join(lines) or NOTHING
+
+
+def _losses_on_one_core(name: str, cells: dict[str, Any]) -> Iterator[str]:
+    """One worker against whoever computes on one core."""
+    one = cells.get("ours-1", {})
+    if not one.get("ours"):
+        return
+    for who in ("plain-1", "pfl-1", "fedlab"):
+        cell = cells.get(who, {})
+        if not cell.get("ours") or not cell.get("equal"):
+            continue
+        ratio = cell["seconds"] / cell["ours"] / (one["seconds"] / one["ours"])
+        if ratio < 1.1:
+            word = "faster than" if ratio < 1 else "as fast as"
+            yield f"- {name}: {cell['label']} is {word} fafed with one worker (ratio {ratio:.2g})."
+        more = one["memory"] / cell["memory"]
+        if who == "plain-1" and more > 1.2:
+            yield f"- {name}: fafed with one worker takes {more:.1f} times the plain loop's memory."
 
 
 def algorithms(found: Results) -> str:

@@ -67,6 +67,7 @@ def test_every_part_of_the_page_is_made_from_results():
     cells = {
         "ours": cell(0.5, deviation=1e-6, equal=True),
         "plain-1": cell(1.5, deviation=0.0, equal=True),
+        "ours-1": cell(1.6, deviation=1e-6, equal=True, memory=600.0),
         "pfl-2": cell(0.4, deviation=2e-6, equal=True),
         "flower": cell(0.1, deviation=0.3, equal=False),
         "flare": {"date": "today", "label": "FLARE", "left_out": "too many"},
@@ -86,7 +87,11 @@ def test_every_part_of_the_page_is_made_from_results():
     assert "| Flower, 2 actors | wrong |" in page["ratios"]
     assert "| NVIDIA FLARE, 2 calls at once | left out |" in page["ratios"]
     assert "the last: J1 2e-06." in page["notes"]
-    assert page["losses"] == "- J1: somebody is faster than fafed (ratio 0.8)."
+    assert page["losses"].splitlines() == [
+        "- J1: somebody is faster than fafed (ratio 0.8).",
+        "- J1: somebody is faster than fafed with one worker (ratio 0.94).",
+        "- J1: fafed with one worker takes 2.0 times the plain loop's memory.",
+    ]
     assert "| J1 | (0.5 s) | 2.00 (1 s) | · |" in page["algorithms"]
     assert page["limit"].endswith("| 200 | 0.2 s | 0.5 s | 60% | 20% |")
     assert "| 20 | 0.5 s, 300 MiB |" in page["growth"]

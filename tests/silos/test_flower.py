@@ -199,9 +199,11 @@ def test_a_silo_without_its_file_fails_and_tells_no_path(config, at_work):
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"silos": ""}, "name each SuperNode once"),
-        ({"silos": "a,a"}, "name each SuperNode once"),
-        ({"min-silos": 3}, "up to 2, got 3"),
+        ({"silos": ""}, "name each of them once"),
+        ({"silos": "a,a"}, "name each of them once"),
+        ({"silos": "a,,b"}, "name each of them once"),
+        ({"min-silos": 3}, "between 1 and the 2 silos, got 3"),
+        ({"min-silos": 1.5}, "must be a whole number, got 1.5"),
         ({"deadline": 0}, "deadline = 0"),
         ({"start": "soon"}, "start = 'soon'"),
     ],

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fafed.cli.options import ROOT, Changes, Name
-from fafed.cli.silos import Deadline, Fewest, Which, experiments, need_flare
+from fafed.cli.silos import Deadline, Fewest, Start, Which, experiments, listed, need_flare
 
 app = typer.Typer(help="Write an experiment for another engine.", no_args_is_help=True)
 
@@ -22,14 +22,14 @@ def nvflare(
     algorithms: Which = None,
     min_silos: Fewest = None,
     deadline: Deadline = 3600.0,
+    start: Start = 300.0,
 ) -> None:
     """Write a job that `nvflare job submit` takes; submitted again, the run goes on."""
     need_flare()
     from fafed.engines.nvflare.job import FafedRecipe
 
     chosen = experiments(experiment, changes, algorithms)
-    names = [name.strip() for name in silos.split(",")]
-    recipe = FafedRecipe(chosen, names, min_silos=min_silos, deadline=deadline)
+    recipe = FafedRecipe(chosen, listed(silos), min_silos=min_silos, deadline=deadline, start=start)
     output.mkdir(parents=True, exist_ok=True)
     recipe.export(str(output))
     typer.echo(f"{output / recipe.name}")
@@ -46,6 +46,7 @@ def flower(
     algorithms: Which = None,
     min_silos: Fewest = None,
     deadline: Deadline = 3600.0,
+    start: Start = 300.0,
     runs: Annotated[Path, typer.Option(help="The server's folder of run directories.")] = ROOT,
     measure: Annotated[
         str | None, typer.Option(help="A file on the server to measure the model on.")
@@ -57,9 +58,10 @@ def flower(
     place = export(
         experiments(experiment, changes, algorithms),
         output,
-        [name.strip() for name in silos.split(",")],
+        listed(silos),
         min_silos=min_silos,
         deadline=deadline,
+        start=start,
         runs=str(runs),
         measure=measure,
     )

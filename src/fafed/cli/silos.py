@@ -20,6 +20,9 @@ Fewest = Annotated[
     int | None, typer.Option("--min-silos", min=1, help="Go on with so many; else all must be.")
 ]
 Deadline = Annotated[float, typer.Option(min=1.0, help="Seconds a silo has for an exchange.")]
+Start = Annotated[
+    float, typer.Option(min=1.0, help="Seconds the silos have to come and load their data.")
+]
 Which = Annotated[
     str | None, typer.Option(help="Run these algorithms one after another, with [settings].")
 ]
@@ -40,7 +43,11 @@ def experiments(name: str, changes: list[str] | None, algorithms: str | None) ->
     found = Experiment.read(name, changes or ())
     if algorithms is None:
         return [found]
-    return [found.with_algorithm(one.strip()) for one in algorithms.split(",")]
+    return [found.with_algorithm(one) for one in listed(algorithms)]
+
+
+def listed(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",")]
 
 
 @app.command("try")
@@ -97,6 +104,7 @@ def run(
     algorithms: Which = None,
     min_silos: Fewest = None,
     deadline: Deadline = 3600.0,
+    start: Start = 300.0,
     patience: Annotated[float, typer.Option(help="Seconds a lost silo has to return.")] = 60.0,
 ) -> None:
     """Run an experiment over a federation, submitting its job again until it is finished."""
@@ -105,9 +113,9 @@ def run(
     from fafed.engines.nvflare.job import FafedRecipe
 
     chosen = experiments(experiment, changes, algorithms)
-    names = [name.strip() for name in silos.split(",")]
+    names = listed(silos)
     fewest = len(names) if min_silos is None else min_silos
-    recipe = FafedRecipe(chosen, names, min_silos=fewest, deadline=deadline)
+    recipe = FafedRecipe(chosen, names, min_silos=fewest, deadline=deadline, start=start)
     driver = Driver(kit, names, username=kit.absolute().name, min_silos=fewest, patience=patience)
     labels = [one.label for one in chosen]
     try:
@@ -143,8 +151,10 @@ def project(
     """Print the project file from which `nvflare provision` makes everyone's startup kit."""
     need_flare()
     from fafed.engines.nvflare.kits import project as text
+    from fafed.silos.server import Terms
 
-    typer.echo(text([s.strip() for s in silos.split(",")], host=host, port=port), nl=False)
+    names = Terms.of(listed(silos)).silos
+    typer.echo(text(names, host=host, port=port), nl=False)
 
 
 @app.command()
@@ -157,11 +167,20 @@ def site(
 ) -> None:
     """Set up a silo's kit: its data, its folder, and what it lets run. Run it on the silo."""
     from fafed.engines.nvflare.local import install
-    from fafed.errors import ConfigError
+    from fafed.errors import ConfigError, nearest
+    from fafed.models import MODELS
     from fafed.silos.site import Site
 
     if (data is None) == (function is None):
         raise ConfigError("give one of --data and --function: where this silo's examples are")
+    if data is not None and not data.is_dir():
+        raise ConfigError(f"--data {data} is not a folder: give the one with this silo's data file")
+    for name in allow:
+        if ":" not in name and name not in MODELS:
+            raise ConfigError(
+                f"--allow {name}: there is no such model; {nearest(name, MODELS)}; your own is "
+                "'module:name'"
+            )
     lines = [
         f"folder = {json.dumps(str(folder))}  # states and the audit file; from this file's folder",
         f"allow = {json.dumps(allow)}",
@@ -184,7 +203,10 @@ def server(
 ) -> None:
     """Set up the server's kit: where run directories go, and what is measured on, if anything."""
     from fafed.engines.nvflare.local import install
+    from fafed.errors import ConfigError
 
+    if measure is not None and not measure.is_file():
+        raise ConfigError(f"--measure {measure} is not a file: give one of inputs and targets")
     text = f"runs = {json.dumps(str(runs.absolute()))}\n"
     if measure:
         text += f"measure = {json.dumps(str(measure.absolute()))}\n"

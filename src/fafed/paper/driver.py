@@ -16,7 +16,7 @@ from pathlib import Path
 from fafed.data import status
 from fafed.errors import ConfigError, nearest
 from fafed.jobs import run_all
-from fafed.paper.ledger import Job, Ledger, extracted
+from fafed.paper.ledger import Job, Ledger, Outcome, extracted
 from fafed.paper.plan import Plan, missing
 from fafed.paper.protocol import Protocol
 from fafed.rundir import RunDir
@@ -148,7 +148,7 @@ class Batch:
         for place in ended:
             for job in self.open.pop(place.path):
                 self.ledger.add(outcome := extracted(job, place))
-                self.say(_line(job, outcome.end("test_accuracy", 1), outcome.seconds))
+                self.say(_line(job, outcome))
             shutil.rmtree(place.checkpoints, ignore_errors=True)
         if ended:
             self.ledger.write(self.records)
@@ -158,7 +158,10 @@ def _ended(place: RunDir) -> bool:
     return place.exists and (place.failure() is not None or place.finished())
 
 
-def _line(job: Job, accuracy: float, seconds: float) -> str:
+def _line(job: Job, outcome: Outcome) -> str:
     settings = " ".join(f"{key}={value}" for key, value in {**job.settings, **job.changes}.items())
     words = f"{job.experiment} {job.algorithm} seed {job.seed} {settings}"
-    return f"  {words}: {accuracy:.4f} after {job.rounds} rounds, {seconds:.0f} s"
+    measured = {name: outcome.end(f"test_{name}", 1) for name in ("accuracy", "loss")}
+    shown = " ".join(f"{name} {value:.4f}" for name, value in measured.items() if value == value)
+    end = f"{job.rounds} rounds, {outcome.seconds:.0f} s"
+    return f"  {words}: {outcome.failure or shown} after {end}"

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from fafed.errors import FafedError
+from fafed.errors import ConfigError, FafedError
 from fafed.silos import bodies, messages
 from fafed.silos.audit import Audit
 from fafed.silos.messages import HEAD_LIMIT, Content, Message, Place, Refused, Shapes
@@ -43,7 +43,22 @@ class Terms:
     silos: tuple[str, ...]  # in the order of the clients
     min_silos: int
     deadline: float = 3600.0  # seconds for one exchange
-    start: float = 120.0  # seconds for the silos to come and load their data
+    start: float = 300.0  # seconds for the silos to come and load their data
+
+    def __post_init__(self) -> None:
+        if not self.silos or not all(self.silos) or len(set(self.silos)) < len(self.silos):
+            raise ConfigError(
+                f"the silos are {','.join(self.silos)!r}: name each of them once, as in north,south"
+            )
+        if not 1 <= self.min_silos <= len(self.silos):
+            raise ConfigError(
+                f"min_silos must be between 1 and the {len(self.silos)} silos, got {self.min_silos}"
+            )
+
+    @classmethod
+    def of(cls, silos: Sequence[str], min_silos: int | None = None, **times: float) -> Terms:
+        """All of them must be there if `min_silos` is None."""
+        return cls(tuple(silos), len(silos) if min_silos is None else min_silos, **times)
 
 
 class Post:

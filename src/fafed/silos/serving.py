@@ -127,7 +127,8 @@ def greeted(experiment: Experiment, place: RunDir, post: Post) -> dict[str, Any]
         raise TooFew(
             f"{len(said)} of {len(terms.silos)} silos take part, {missing} do not, and "
             + (f"min_silos is {needed}" if known else "a run begins with all of them")
-            + ": start them, or look into their logs"
+            + ": start them, look into their logs, or give them more time to load their data "
+            f"(start is {terms.start:g} s)"
         )
     if known:
         return known

@@ -74,17 +74,12 @@ def _told(rounds: int, record: Record) -> None:
 
 
 def terms_of(config: Mapping[str, Any]) -> Terms:
-    silos = tuple(name.strip() for name in _word(config, "silos").split(",") if name.strip())
-    if not silos or len(set(silos)) != len(silos):
-        raise ConfigError(
-            f'silos is {config.get("silos")!r}: name each SuperNode once, "north,south", as in '
-            "`flwr supernode register --name`"
-        )
-    fewest = _number(config, "min-silos", 0) or len(silos)
-    if not (isinstance(fewest, int) and fewest <= len(silos)):
-        raise ConfigError(f"min-silos must be a whole number up to {len(silos)}, got {fewest}")
-    deadline, start = _number(config, "deadline", 1), _number(config, "start", 1)
-    return Terms(silos, fewest, float(deadline), float(start))
+    silos = [name.strip() for name in _word(config, "silos").split(",")]
+    fewest = _number(config, "min-silos", 0)
+    if not isinstance(fewest, int):
+        raise ConfigError(f"min-silos must be a whole number, got {fewest}")
+    times = {name: float(_number(config, name, 1)) for name in ("deadline", "start")}
+    return Terms.of(silos, fewest or None, **times)
 
 
 def _word(config: Mapping[str, Any], name: str) -> str:

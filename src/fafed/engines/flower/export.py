@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fafed import __version__
-from fafed.errors import ConfigError
 from fafed.experiment import Experiment
+from fafed.silos.server import Terms
 
 # Nothing to install: fafed is there at every institution, and no code of ours travels.
 PROJECT = """\
@@ -65,9 +65,7 @@ def export(
     measure: str | None = None,
 ) -> Path:
     """Write the app into a folder of the experiment's name; returns it."""
-    fewest = len(silos) if min_silos is None else min_silos
-    if not 1 <= fewest <= len(silos):
-        raise ConfigError(f"min_silos must be between 1 and the {len(silos)} silos, got {fewest}")
+    fewest = Terms.of(silos, min_silos).min_silos
     first = experiments[0]
     name = re.sub(r"[^a-z0-9]+", "-", first.name.lower()).strip("-")[:32].strip("-") or "fafed"
     place = folder / first.name

@@ -111,7 +111,12 @@ class Desk:
         """A piece of a request; the last one is answered."""
         token, at, size = (letter.facts.get(name) for name in ("token", "at", "size"))
         if at == 0:
-            if type(size) is not int or not 0 <= size <= self.worker.site.limit:
+            limit = self.worker.site.limit
+            if type(size) is not int or not 0 <= size <= limit:
+                log.warning(
+                    "%s: refused a message of %r bytes: this silo takes %d (`limit` in %s)",
+                    *(self.name, size, limit, self.file),
+                )
                 return None
             self.asked, self.at, self.answer = token, 0, b""
             self.body = bodies.room(self.worker.site.folder, size)

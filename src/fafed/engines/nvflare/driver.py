@@ -20,7 +20,7 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from fafed.engines.nvflare.desk import TOPIC
 from fafed.engines.nvflare.job import FafedRecipe
-from fafed.errors import FafedError
+from fafed.errors import ConfigError, FafedError
 from fafed.records import Record
 from fafed.silos.server import log
 
@@ -44,6 +44,11 @@ class Driver:
         patience: float = 60.0,
         tick: Callable[[], None] = lambda: None,
     ) -> None:
+        if not (kit / "startup").is_dir():
+            raise ConfigError(
+                f"{kit} is not an administrator's startup kit (it has no folder startup): give the "
+                "folder that `nvflare provision` made"
+            )
         self.kit = kit
         self.silos = silos
         self.username = username
@@ -53,6 +58,7 @@ class Driver:
         self.session: Session | None = None
         self.job: str | None = None
         self.trouble = ""  # why the last question had no answer
+        self.cause = ""  # the same in FLARE's words; kept until there is one
         self.misses = 0  # questions in a row without one
 
     def run(self, recipe: FafedRecipe, on_record: OnRecord | None = None) -> None:
@@ -165,6 +171,11 @@ class Driver:
             if time.monotonic() > end:
                 break
             time.sleep(POLL)
+        if self.cause:
+            raise FafedError(
+                f"the server did not answer for {self.patience:g} s ({self.cause}): start it, or "
+                "see whether the kit is one of its own"
+            )
         here = self._alive(sorted(here))
         if len(here) < self.min_silos:
             missing = sorted(set(silos) - here)
@@ -207,11 +218,11 @@ class Driver:
                 if self.session is None:
                     self.session = new_secure_session(self.username, str(self.kit), timeout=5.0)
                 answer = question(self.session)
-            self.misses = 0
+            self.misses, self.cause = 0, ""
             return answer
         except Exception as cause:  # the session has many, and closes itself after some
             log.debug("no answer from the server: %r", cause)
-            self.trouble = type(cause).__name__
+            self.trouble, self.cause = type(cause).__name__, f"{type(cause).__name__}: {cause}"
             self.misses += 1
             if self.trouble in _BROKEN or self.misses >= 5:  # some break without saying so
                 self.misses = 0

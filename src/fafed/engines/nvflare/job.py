@@ -46,7 +46,7 @@ class FafedController(Controller):  # type: ignore[misc]
         silos: list[str],
         min_silos: int,
         deadline: float = 3600.0,
-        start: float = 120.0,
+        start: float = 300.0,
     ) -> None:
         super().__init__()
         self.experiments = experiments
@@ -145,10 +145,10 @@ class FafedRecipe(Recipe):  # type: ignore[misc]
         *,
         min_silos: int | None = None,
         deadline: float = 3600.0,
-        start: float = 120.0,
+        start: float = 300.0,
     ) -> None:
         several = [experiments] if isinstance(experiments, Experiment) else list(experiments)
-        fewest = len(silos) if min_silos is None else min_silos
+        fewest = Terms.of(silos, min_silos).min_silos
         job = FedJob(name=several[0].name, min_clients=fewest)
         job.set_app_packages(["fafed"])  # it is installed everywhere: a job carries no code
         contents = [experiment.to_dict() for experiment in several]

@@ -12,8 +12,8 @@ from fafed.engines.nvflare.driver import Driver, OnRecord
 from fafed.engines.nvflare.job import FafedRecipe
 from fafed.engines.nvflare.kits import ADMIN, Local, provision
 from fafed.engines.nvflare.local import install
-from fafed.errors import ConfigError
 from fafed.experiment import Experiment
+from fafed.silos.server import Terms
 
 
 def fitted(experiment: Experiment, silos: int) -> Experiment:
@@ -41,7 +41,7 @@ def federation(
 
     What the silos keep stays in the folder; the kits with their certificates are made anew.
     """
-    names = [f"silo-{i + 1}" for i in range(silos)]
+    names = _names(silos)
     shutil.rmtree(folder / "kits", ignore_errors=True)
     kits = provision(folder / "kits", names)
     install(kits / "localhost", f'runs = {_text(runs.absolute())}\nmeasure = "share"\n')
@@ -70,25 +70,25 @@ def attempt(
     on_record: OnRecord | None = None,
 ) -> None:
     """Run the experiments on a federation of this machine, to the end."""
-    fewest = silos if min_silos is None else min_silos
-    if not 1 <= fewest <= silos:
-        raise ConfigError(f"min_silos must be between 1 and the {silos} silos, got {fewest}")
+    terms = Terms.of(_names(silos), min_silos)
     folder = runs / experiments[0].name / "silos"
     with federation(folder, experiments, silos, runs) as local:
-        recipe = FafedRecipe(
-            experiments, list(local.silos), min_silos=fewest, deadline=deadline, start=120.0
-        )
+        recipe = FafedRecipe(experiments, terms.silos, min_silos=terms.min_silos, deadline=deadline)
         driver = Driver(
             local.kits / ADMIN,
-            list(local.silos),
+            list(terms.silos),
             username=ADMIN,
-            min_silos=fewest,
+            min_silos=terms.min_silos,
             tick=local.watch,
         )
         try:
             driver.run(recipe, on_record)
         finally:
             driver.close()
+
+
+def _names(silos: int) -> list[str]:
+    return [f"silo-{i + 1}" for i in range(silos)]
 
 
 def _text(path: Path) -> str:
