@@ -267,6 +267,7 @@ def list_runs(root: Root = ROOT, as_json: Json = False) -> None:
     """List the runs below the folder of run directories."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from fafed.rundir import all_runs
 
@@ -293,15 +294,14 @@ def list_runs(root: Root = ROOT, as_json: Json = False) -> None:
     if not rows:
         typer.echo(f"no runs below {root}; `fafed run fashion-mnist-high` makes one")
         return
-    table = Table()
-    table.add_column("run", overflow="fold")  # whole, to be pasted
-    for name in ("round", "state", "train loss", "test"):
-        table.add_column(name)
+    table = Table("round", "state", "train loss", "test", "run", box=None)
     for row in rows:
         loss = "" if row["train_loss"] is None else f"{row['train_loss']:.4g}"
         test = " ".join(f"{k} {v:.4g}" for k, v in row["test"].items())
-        table.add_row(row["run"], f"{row['round']}/{row['rounds']}", row["state"], loss, test)
-    Console().print(table)
+        table.add_row(f"{row['round']}/{row['rounds']}", row["state"], loss, test, Text(row["run"]))
+    console = Console()  # as wide as it needs, so that the names of runs can be pasted
+    wide = console.measure(table, options=console.options.update(width=10_000)).maximum
+    Console(width=max(console.width, wide)).print(table)
 
 
 def report(
