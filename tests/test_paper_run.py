@@ -14,7 +14,7 @@ from small import experiment, write_data
 from fafed.errors import ConfigError, FafedError
 from fafed.experiment import Experiment
 from fafed.paper import document, driver, figures
-from fafed.paper.findings import Findings
+from fafed.paper.findings import Findings, read_at, rises
 from fafed.paper.ledger import Job, Ledger, Missing, Outcome, extracted
 from fafed.paper.plan import Plan, crossed, missing, points, score, subset
 from fafed.paper.protocol import Protocol
@@ -169,10 +169,11 @@ def test_everything_once(tiny, ran, tmp_path):
     assert findings.at_equal_cost("tiny-low", "gradients")["fedavg"] == findings.end(
         findings.finals("tiny-low", "fedavg")
     )
+    assert set(findings.training("tiny-low")) == set(tiny.methods)
     costs = findings.costs("tiny-low", "fafed")
     assert costs["gradients"] > 2
     assert costs["bytes"] > 2.5
-    drawable = {"table-2", "costs", "long", "sensitivity"}
+    drawable = {"table-2", "costs", "long", "sensitivity", "figure-2"}
     assert set(figures.available(findings)) == drawable
     assert figures.write(findings, tmp_path / "figures", ["costs", "figure-1"]) == ["costs"]
     assert "FAFED" in (tmp_path / "figures" / "costs.svg").read_text("utf-8")
@@ -198,7 +199,7 @@ def test_a_stage_alone_and_a_restart(tiny, ran, tmp_path, monkeypatch):
     findings = Findings(Plan(tiny, driver.everything(root, results)))
     assert set(findings.language("text")) == {"FAFED", "STEM, step eta/rho"}
     assert figures.write(findings, tmp_path, ["figure-1"]) == ["figure-1"]
-    assert "Training loss, tiny" in (tmp_path / "figure-1.svg").read_text("utf-8")
+    assert "training perplexity" in (tmp_path / "figure-1.svg").read_text("utf-8")
 
 
 def test_a_stage_whose_data_are_not_here_is_left_out(tmp_path, ran, monkeypatch):
@@ -218,6 +219,26 @@ def outcome(accuracies, settings=None, **more):
         "test_accuracy": accuracies,
     }
     return Outcome(job, columns, **more)
+
+
+def test_a_run_is_read_where_it_had_cost_as_much():
+    columns = {
+        "round": [5, 10, 15, 20],
+        "bytes": [60, 110, 160, 210],  # the first round costs 20, the others 10 each
+        "test_accuracy": [0.1, 0.3, 0.4, 0.4],
+    }
+    run = Outcome(Job("tiny-low", "fafed", {}, 0, 20), columns)
+    assert read_at(run, "bytes", 210, 3, 5) == run.end("test_accuracy", 3)
+    assert read_at(run, "bytes", 999, 1, 5) == 0.4
+    # 135 bytes are 12.5 rounds; 5 rounds earlier are 7.5
+    assert read_at(run, "bytes", 135, 1, 5) == pytest.approx(0.35)
+    assert read_at(run, "bytes", 135, 2, 5) == pytest.approx((0.35 + 0.2) / 2)
+    assert math.isnan(read_at(replace(run, failure="NaN"), "bytes", 135, 1, 5))
+
+
+def test_rises_are_summed():
+    assert rises(outcome([3.0, 2.0, 2.5, 1.0, 1.25]), "test_accuracy") == 0.75
+    assert rises(outcome([3.0, 2.0]), "test_accuracy") == 0
 
 
 def test_slower_step_sizes_are_not_run_beyond_the_fastest(tiny):

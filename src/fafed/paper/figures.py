@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,7 +55,7 @@ def available(findings: Findings) -> list[str]:
 
 def table_2(findings: Findings) -> Figure | None:
     """Test accuracy against rounds."""
-    return _row(findings, findings.levels, findings.finals, ACCURACY, "test accuracy")
+    return _row(findings, _levels(findings), findings.finals, ACCURACY, "test accuracy")
 
 
 def costs(findings: Findings) -> Figure | None:
@@ -76,22 +77,27 @@ def costs(findings: Findings) -> Figure | None:
 
 
 def long(findings: Findings) -> Figure | None:
-    return _row(findings, findings.levels, findings.longs, ACCURACY, "test accuracy")
+    return _row(findings, _levels(findings), findings.longs, ACCURACY, "test accuracy")
 
 
-def training(data: str) -> Draw:
-    """Training loss against rounds at the three levels."""
+def training(level: str) -> Draw:
+    """Training loss against rounds on the three data sets."""
 
     def draw(findings: Findings) -> Figure | None:
-        known = [*findings.levels, *findings.protocol.other_data]
-        names = [name for name in known if name.startswith(f"{data}-")]
-        return _row(findings, names, findings.curves, "train_loss", "training loss", log=True)
+        return _row(
+            findings,
+            findings.data_of(level),
+            findings.curves,
+            "train_loss",
+            "training loss",
+            log=True,
+        )
 
     return draw
 
 
 def language(findings: Findings) -> Figure | None:
-    """Training loss and perplexity of the language models."""
+    """Training loss and training perplexity of the language models."""
     p = findings.protocol
     found = {name: runs for name in p.language if (runs := findings.language(name))}
     if not found:
@@ -101,9 +107,9 @@ def language(findings: Findings) -> Figure | None:
         left, right = axes[2 * i : 2 * i + 2]
         lines = {label: [run] for label, run in runs.items()}
         _curves(left, lines, "train_loss", "round")
-        _curves(right, lines, "test_loss", "round", marker="o")
-        name_axes(left, f"Training loss, {p.language[name].about}", "rounds")
-        name_axes(right, "Test loss (logarithm of the perplexity)", "rounds")
+        _curves(right, lines, "train_loss", "round", log=True, of=math.exp)
+        name_axes(left, p.language[name].about, "rounds", "training loss")
+        name_axes(right, p.language[name].about, "rounds", "training perplexity")
     _legend(figure, axes)
     return figure
 
@@ -125,8 +131,9 @@ def sensitivity(findings: Findings) -> Figure | None:
         panel.set_xticks(range(len(points)), names)
     drawn = [panel for panel in axes if panel.get_lines()]
     low, high = zip(*(panel.get_ylim() for panel in drawn), strict=True)
+    room = 0.03 * (max(high) - min(low))
     for panel in drawn:  # so that heights can be compared
-        panel.set_ylim(min(low), max(high))
+        panel.set_ylim(min(low) - room, max(high) + room)
     for panel in axes[len(found) :]:
         panel.set_visible(False)
     return figure
@@ -138,31 +145,35 @@ FIGURES: dict[str, Draw] = {
     "long": long,
     "sensitivity": sensitivity,
     "figure-1": language,
-    "figure-2": training("fashion-mnist"),
-    "figure-3": training("mnist"),
-    "figure-4": training("cifar-10"),
+    "figure-2": training("low"),
+    "figure-3": training("moderate"),
+    "figure-4": training("high"),
 }
 
 
 # Parts of these.
 
 
+def _levels(findings: Findings) -> dict[str, str]:
+    return {level(name): name for name in findings.levels}
+
+
 def _row(
     findings: Findings,
-    names: Sequence[str],
+    names: Mapping[str, str],
     runs: Callable[[str, str], list[Outcome]],
     quantity: str,
     label: str,
     log: bool = False,
 ) -> Figure | None:
-    """One panel for each level."""
-    lines = [_lines(findings, name, runs) for name in names]
+    """One panel for each experiment, by its heading."""
+    lines = [_lines(findings, name, runs) for name in names.values()]
     if not any(lines):
         return None
     figure, axes = panels(1, len(names), SIZE)
-    for name, panel, mine in zip(names, axes, lines, strict=True):
+    for heading, panel, mine in zip(names, axes, lines, strict=True):
         _curves(panel, mine, quantity, "round", log=log)
-        name_axes(panel, level(name), UNITS["round"], label if panel is axes[0] else "")
+        name_axes(panel, heading, UNITS["round"], label if panel is axes[0] else "")
     _legend(figure, axes)
     return figure
 
@@ -173,7 +184,13 @@ def _lines(findings: Findings, name: str, runs: Callable[[str, str], list[Outcom
 
 
 def _curves(
-    panel: Axes, lines: Lines, quantity: str, axis: str, *, log: bool = False, marker: str = ""
+    panel: Axes,
+    lines: Lines,
+    quantity: str,
+    axis: str,
+    *,
+    log: bool = False,
+    of: Callable[[float], float] = float,
 ) -> None:
     """The mean over seeds, and between the lowest and the highest seed."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
@@ -186,7 +203,7 @@ def _curves(
         if not series:
             continue
         x = [cost for cost, _ in series[0]]
-        values = list(zip(*([y for _, y in one] for one in series), strict=True))
+        values = list(zip(*([of(y) for _, y in one] for one in series), strict=True))
         own = label in HUES
         hue = HUES[label] if own else MUTED
         if len(series) > 1:
@@ -198,8 +215,6 @@ def _curves(
             color=hue,
             linestyle="-" if own else DASHES["dash"],
             linewidth=2.2 if label == title(FAFED) else 1.3,
-            marker=marker,
-            markersize=4,
             label=label,
         )
     panel.xaxis.set_major_locator(MaxNLocator(4))
@@ -220,10 +235,22 @@ def _floor(lines: Lines) -> float:
 
 
 def _plain_numbers(panel: Axes) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import (
+        EngFormatter,
+        FuncFormatter,
+        LogLocator,
+        MaxNLocator,
+        NullFormatter,
+    )
 
-    panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0)))
-    panel.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+    low, high = panel.get_ylim()
+    if high > 1000 * low:  # decades alone
+        panel.yaxis.set_major_locator(LogLocator())
+        panel.yaxis.set_major_formatter(EngFormatter(sep=""))
+    else:
+        steps = MaxNLocator(5) if high < 5 * low else LogLocator(subs=(1.0, 2.0, 3.0, 5.0))
+        panel.yaxis.set_major_locator(steps)
+        panel.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
     panel.yaxis.set_minor_formatter(NullFormatter())
 
 

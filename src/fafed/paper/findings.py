@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
+
+import numpy as np
 
 from fafed.algorithms import ALGORITHMS
 from fafed.paper.ledger import Missing, Outcome
@@ -16,6 +19,7 @@ from fafed.report.numbers import Stat
 
 T = TypeVar("T")
 ACCURACY = "test_accuracy"
+DATA = {"fashion-mnist": "Fashion-MNIST", "mnist": "MNIST", "cifar-10": "CIFAR-10"}
 FAFED, FEDAVG = "fafed", "fedavg"
 
 
@@ -160,14 +164,30 @@ class Findings:
         if not reference:
             return {}
         limit = float(reference[0].columns[axis][-1] or 0)
+        apart, tail = self.protocol.experiment(name).eval_every, self.protocol.tail
         found = {}
         for method in self.protocol.methods:
-            values = [
-                _until(run, axis, limit, self.protocol.tail) for run in self.finals(name, method)
-            ]
+            values = [read_at(run, axis, limit, tail, apart) for run in self.finals(name, method)]
             if values:
                 found[method] = Stat.of(values)
         return found
+
+    def training(self, name: str) -> dict[str, tuple[float, float]]:
+        """Method -> training loss at the end and the sum of its rises, means over seeds."""
+        found = {}
+        for method in self.protocol.methods:
+            runs = self.curves(name, method)
+            if runs and not any(run.failure for run in runs):
+                ends = [run.end("train_loss", self.protocol.tail) for run in runs]
+                ups = [rises(run) for run in runs]
+                found[method] = math.fsum(ends) / len(runs), math.fsum(ups) / len(runs)
+        return found
+
+    def data_of(self, level_name: str) -> dict[str, str]:
+        """Data -> experiment, at a level."""
+        names = [*self.levels, *self.protocol.other_data]
+        found = {n.rpartition("-")[0]: n for n in names if level(n) == level_name}
+        return {DATA.get(data, data): name for data, name in found.items()}
 
     def costs(self, name: str, method: str) -> dict[str, float] | None:
         """Of a run of Table 2, relative to FedAvg's."""
@@ -180,12 +200,22 @@ class Findings:
         }
 
 
-def _until(run: Outcome, axis: str, limit: float, tail: int) -> float:
-    """Mean of the last evaluations that the limit paid for; nan if it paid for none."""
-    if run.failure:
+def read_at(run: Outcome, axis: str, limit: float, tail: int, apart: int) -> float:
+    """Accuracy where the run had cost this much: the mean of `tail` readings that are so many
+    rounds apart, as at the end of a run, interpolated between evaluations."""
+    points = run.series(ACCURACY, axis)
+    if run.failure or not points:
         return math.nan
-    values = [y for x, y in run.series(ACCURACY, axis) if x <= limit][-tail:]
-    return sum(values) / len(values) if values else math.nan
+    costs, accuracies = zip(*points, strict=True)
+    rounds = [r for r, _ in run.series(ACCURACY)]
+    end = float(np.interp(limit, costs, rounds))
+    return float(np.mean(np.interp([end - k * apart for k in range(tail)], rounds, accuracies)))
+
+
+def rises(run: Outcome, name: str = "train_loss") -> float:
+    """How much a quantity goes up in all, from one evaluation to the next."""
+    values = [y for _, y in run.series(name)]
+    return math.fsum(max(0.0, b - a) for a, b in itertools.pairwise(values))
 
 
 def _last_if_nan(value: float) -> float:

@@ -72,7 +72,7 @@ def reading_table(f: Findings, name: str) -> str:
     race = f.tuned_setting(name)
     chosen = settings(race.winner.job.settings) if race else NOT_YET
     rows.append(
-        ["FAFED, better tuned", f"{paper[FAFED]:.4f}", accuracy(f.end(f.tuned(name))), chosen]
+        ["FAFED, searched further", f"{paper[FAFED]:.4f}", accuracy(f.end(f.tuned(name))), chosen]
     )
     return markdown(["method", "paper", "fafed", "setting"], rows)
 
@@ -125,8 +125,60 @@ def tuned_table(f: Findings) -> str:
         paper = f"{f.protocol.table2[name][FAFED]:.4f}"
         rows.append([level(name), paper, *map(accuracy, (fair, found, also)), chosen])
     changed = settings(f.protocol.tuned.also)
-    head = ["level", "paper's FAFED", "fair", "better tuned", f"and {changed}", "setting"]
+    head = ["level", "paper's FAFED", "fair", "searched further", f"and {changed}", "setting"]
     return markdown(head, rows)
+
+
+def alphas_table(f: Findings) -> str:
+    """How far each alpha came in FAFED's further search."""
+    rows = []
+    for alpha in f.protocol.tuned.grid["alpha"]:
+        row = [value_text(alpha)]
+        for name in f.levels:
+            race = f.tuned_setting(name)
+            passes = [
+                [run for run in rung if run.job.settings["alpha"] == alpha]
+                for rung in (race.rungs if race else [])
+            ]
+            if not passes:
+                row.append(NOT_YET)
+                continue
+            best = max((run.end("validation_accuracy", 1) for run in passes[0]), default=math.nan)
+            row.append(f"{' → '.join(str(len(left)) for left in passes)}, {best:.4f}")
+        rows.append(row)
+    return markdown(["alpha", *(level(name) for name in f.levels)], rows)
+
+
+def training_table(f: Findings, names: Mapping[str, str]) -> str:
+    """Training loss at the end, and how much it had risen on the way: data -> experiment."""
+    found = {name: f.training(name) for name in names.values()}
+    least = {
+        name: min((end for end, _ in mine.values()), default=None) for name, mine in found.items()
+    }
+    rows = []
+    for method in f.protocol.methods:
+        row = [title(method)]
+        for name in names.values():
+            if method not in found[name]:
+                row.append("diverged" if f.curves(name, method) else NOT_YET)
+                continue
+            end, ups = found[name][method]
+            text = f"**{end:.4f}**" if end == least[name] else f"{end:.4f}"
+            row.append(f"{text}, {ups:.2f}")
+        rows.append(row)
+    return markdown(["method", *names], rows)
+
+
+def curves_settings_table(f: Findings, data: str) -> str:
+    """What the curves of the other data were run with."""
+    names = f.protocol.curves[data].experiments
+    rows = []
+    for method in f.protocol.methods:
+        runs = [f.curves(name, method) for name in names]
+        cells = [settings(found[0].job.settings, ("tau",)) if found else NOT_YET for found in runs]
+        same = len(set(cells)) == 1
+        rows.append([title(method), "; ".join(cells[:1] if same else cells)])
+    return markdown(["method", " / ".join(level(name) for name in names)], rows)
 
 
 def sensitivity_table(f: Findings) -> str:

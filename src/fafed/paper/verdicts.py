@@ -6,12 +6,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fafed.paper.findings import FAFED, Findings, level, title
+from fafed.paper.findings import ACCURACY, FAFED, Findings, level, title
+from fafed.paper.plan import points
 from fafed.report.numbers import NOTHING, Stat, listing
 from fafed.tuning import space
 
 NOT_YET = "not run yet"
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth")
+RIVALS = ("fedadam", "fedams")  # that the paper finds less smooth
 EXAMPLES = 60_000  # in the training set of Fashion-MNIST
 
 
@@ -32,6 +34,12 @@ def standing(f: Findings, column: Mapping[str, Stat], method: str = FAFED) -> st
         return f"first, {place.lead:.4f} ahead of {title(place.rival)} ({note})"
     rank = ORDINALS[place.rank - 1]
     return f"{rank}, {-place.lead:.4f} behind {title(place.rival)} ({note})"
+
+
+def rank(f: Findings, column: Mapping[str, Stat]) -> str:
+    """FAFED's place in one word."""
+    place = f.place(dict(column))
+    return NOT_YET if place is None else ORDINALS[place.rank - 1]
 
 
 def standings(f: Findings, columns: Mapping[str, Mapping[str, Stat]]) -> str:
@@ -60,18 +68,74 @@ def beside(stat: Stat | None, paper: float) -> str:
 
 
 def at_an_end(f: Findings) -> str:
-    """Which chosen step sizes lie at an end of the grid, so that a larger one may be better."""
+    """Which chosen step sizes are the largest of the grid, so that a larger one may be better."""
     found = []
     for name in f.levels:
         mine = []
         for method in f.protocol.methods:
             race = f.setting(name, method)
-            etas = space(f.protocol.experiment(name), method)["eta"]
-            if race and race.winner.job.settings["eta"] == max(etas):
-                mine.append(title(method))
+            grid = space(f.protocol.experiment(name), method)
+            chosen = race.winner.job.settings if race else {}
+            steps = [s for s in ("eta", "eta_g") if s in chosen and chosen[s] == max(grid[s])]
+            mine += [f"{title(method)} ({listing(steps)})"] if steps else []
         if mine:
-            found.append(f"{listing(mine)} ({level(name)})")
+            found.append(f"{level(name)}: {listing(mine)}")
     return "; ".join(found) or NOTHING
+
+
+def beyond_words(f: Findings) -> str:
+    """What the others reach with a step size beyond the grid, beside FAFED with the same seed."""
+    words = {}
+    for wanted in f.protocol.deviations:
+        if "eta" not in wanted.settings:
+            continue
+        found = {title(m): f.deviation(wanted, m)[1] for m in wanted.methods}
+        found[title(FAFED)] = f.deviation(wanted, FAFED)[0]
+        ends = [(n, run.end(ACCURACY, f.protocol.tail)) for n, run in found.items() if run]
+        if len(ends) == len(found):
+            words[wanted.experiment] = ", ".join(f"{name} {end:.4f}" for name, end in ends)
+    return levels_words({name: words.get(name, NOT_YET) for name in f.levels})
+
+
+def trials_words(f: Findings) -> str:
+    """How many points of its grid each method has tried."""
+    by_count: dict[str, list[str]] = {}
+    for method in f.protocol.methods:
+        size = len(points(space(f.protocol.experiment(f.levels[0]), method)))
+        tried = min(size, f.protocol.fair.trials)
+        words = f"{tried} of {size}" if tried < size else f"all {size}"
+        by_count.setdefault(words, []).append(title(method))
+    return "; ".join(f"{listing(names)} {words}" for words, names in by_count.items())
+
+
+def losses_words(f: Findings) -> str:
+    """FAFED's rank in training loss, in every panel of Figures 2 to 4."""
+    words = {}
+    for name in f.levels:
+        ranks = []
+        for data, experiment in f.data_of(level(name)).items():
+            found = {method: end for method, (end, _) in f.training(experiment).items()}
+            if FAFED in found:
+                place = sum(end < found[FAFED] for end in found.values())
+                ranks.append(f"{data} {ORDINALS[place]}")
+        words[name] = ", ".join(ranks) or NOT_YET
+    return levels_words(words)
+
+
+def rises_words(f: Findings) -> str:
+    """In how many panels FAFED's training loss goes up less than FedAdam's and FedAMS's."""
+    calmer, panels = dict.fromkeys(RIVALS, 0), 0
+    for name in f.levels:
+        for experiment in f.data_of(level(name)).values():
+            found = {method: round(ups, 2) for method, (_, ups) in f.training(experiment).items()}
+            if {FAFED, *RIVALS} <= set(found):
+                panels += 1
+                for rival in RIVALS:
+                    calmer[rival] += found[FAFED] < found[rival]
+    if not panels:
+        return NOT_YET
+    words = [f"than {title(rival)}'s in {count}" for rival, count in calmer.items()]
+    return f"{', '.join(words)} of {panels} panels"
 
 
 def late_starters(f: Findings, among: int = 3) -> str:
@@ -99,14 +163,13 @@ def control_words(f: Findings) -> str:
     if not found:
         return f"STEM at step eta/rho: {NOT_YET}"
     (control,) = (run for label, run in found.items() if "eta/rho" in label)
-    mine, other = found["FAFED"], control
-    if other.failure or mine.failure:
-        who = "the control" if other.failure else "FAFED"
-        return f"{who} diverged"
-    a, b, plain = (run.end("train_loss", 3) for run in (mine, other, found.get("STEM", other)))
-    return (
-        f"training loss {a:.3f} for FAFED, {b:.3f} for STEM at step eta/rho, {plain:.3f} for STEM"
-    )
+    compared = {"FAFED": found["FAFED"], "STEM at step eta/rho": control, "STEM": found.get("STEM")}
+    words = [
+        f"{label} " + ("diverged" if run.failure else f"{run.end('train_loss', 1):.3f}")
+        for label, run in compared.items()
+        if run
+    ]
+    return f"training loss at the end: {', '.join(words)}"
 
 
 def tuned_words(f: Findings) -> str:
@@ -128,7 +191,12 @@ def reading_words(f: Findings, name: str) -> str:
     if words == NOT_YET:
         return NOT_YET
     fair = f"{words}, {beside(column.get(FAFED), f.protocol.reported(name)[FAFED])}"
-    return f"{fair}; better tuned: {tuned_standing(f, name)}"
+    return f"{fair}; {at_equal_cost_words(f, name)}; searched further: {tuned_standing(f, name)}"
+
+
+def at_equal_cost_words(f: Findings, name: str) -> str:
+    ranks = [f"at equal {a} {rank(f, f.at_equal_cost(name, a))}" for a in ("gradients", "bytes")]
+    return ", ".join(ranks)
 
 
 def budget_words(f: Findings, name: str) -> str:
