@@ -17,7 +17,8 @@ class Cohort:
 
     `participation` is a fraction of the clients drawn anew each round, a list of client lists
     (used cyclically), or a function of the round. `failure` is the probability that an invited
-    client is lost in a round: it is as if it had not taken part, but what was sent to it counts.
+    client is lost in a round: it is as if it had not taken part, but what was sent to it counts,
+    unless all are lost.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fafed.report.runs import StudyData
     from fafed.rundir import RunDir
 
-PAPERS_SIX = "fedavg,scaffold,stem,fedadam,fedams,fafed"
+PAPERS_SIX = "fafed,fedams,stem,fedadam,scaffold,fedavg"  # in the colours of docs/paper.md
 Track = Annotated[
     str | None, typer.Option(help="Also send records to tensorboard:DIR, mlflow:URI, wandb:NAME.")
 ]
