@@ -41,6 +41,7 @@ def glance(f: Findings) -> str:
             "Its training loss is smoother, that is, goes up less on the way (Figures 2 to 4)",
             verdicts.rises_words(f),
         ),
+        ("FAFED's training loss in the language models (Figure 1)", verdicts.language_words(f)),
         ("Adaptivity in the language model (Figure 1)", verdicts.control_words(f)),
     ]
     words = (
@@ -166,7 +167,7 @@ def longer(f: Findings) -> str:
     seeds = sorted(
         {r.job.seed for n in f.levels for m in f.protocol.methods for r in f.longs(n, m)}
     )
-    which = f"Seeds so far: {listing([str(s) for s in seeds])}. " if seeds else ""
+    which = f"Seeds {listing([str(s) for s in seeds])}. " if seeds else ""
     return f"""\
 ## {times} times as long
 
@@ -290,6 +291,8 @@ Gradients are clipped to norm 0.25, so that sqrt(v) is below rho = 0.01
 for nearly every coordinate and FAFED is close to STEM with the step eta/rho
 ([why](theory.md#by-arithmetic-alone)). That STEM is the control: what it reaches as well is a
 matter of step size, not of adaptivity. {verdicts.sentence(verdicts.control_words(f))}
+
+FAFED's place by training loss. {verdicts.sentence(verdicts.language_words(f))}
 
 {{figure-1}}
 

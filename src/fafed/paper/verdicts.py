@@ -153,6 +153,28 @@ def late_starters(f: Findings, among: int = 3) -> str:
     return listing(found) or NOTHING
 
 
+def language_words(f: Findings) -> str:
+    """FAFED's place by training loss in the language models, the control left out."""
+    words = []
+    for name, wanted in f.protocol.language.items():
+        runs = {label: run for label, run in f.language(name).items() if "eta/rho" not in label}
+        ends = {label: run.end("train_loss", 1) for label, run in runs.items()}
+        mine = ends.get(title(FAFED), math.nan)
+        others = {label: end for label, end in ends.items() if end == end and label != title(FAFED)}
+        if math.isnan(mine) or not others:
+            failed = title(FAFED) in runs and math.isnan(mine)
+            words.append(f"{wanted.about}: {'diverged' if failed else NOT_YET}")
+            continue
+        place = ORDINALS[sum(end < mine for end in others.values())]
+        so_far = "" if len(runs) == len(wanted.methods) else " so far"
+        best = min(others, key=lambda label: others[label])
+        words.append(
+            f"{wanted.about}: {place} of {len(runs)}{so_far}, {mine:.3f}, the best other {best} "
+            f"{others[best]:.3f}"
+        )
+    return "; ".join(words)
+
+
 def control_words(f: Findings) -> str:
     found: Mapping[str, Any] = {}
     for name in f.protocol.language:
