@@ -410,12 +410,14 @@ def check_labels(objective: Model, source: Source, clients: Iterable[int]) -> No
     classes = objective.classes
     if classes is None or not isinstance(source, Examples):
         return
-    for client in clients:
-        labels = source.pool[-1][torch.from_numpy(source.parts[client])]
-        wrong = labels[((labels < 0) & (labels != IGNORED)) | (labels >= classes)]
-        if len(wrong):
+    labels = source.pool[-1]
+    wrong = ((labels < 0) & (labels != IGNORED)) | (labels >= classes)
+    for client in clients if wrong.any() else ():
+        own = torch.from_numpy(source.parts[client]).to(labels.device)
+        found = labels[own][wrong[own]]
+        if len(found):
             raise DataError(
-                f"client {client} has the label {int(wrong[0])}, but "
+                f"client {client} has the label {int(found[0])}, but "
                 f"{type(objective.module).__name__} has {classes} outputs: labels must be "
                 f"0 to {classes - 1}"
             )

@@ -171,7 +171,7 @@ class Driver:
             if time.monotonic() > end:
                 break
             time.sleep(POLL)
-        if self.cause:
+        if not here and self.cause:
             raise FafedError(
                 f"the server did not answer for {self.patience:g} s ({self.cause}): start it, or "
                 "see whether the kit is one of its own"
