@@ -377,7 +377,7 @@ class Late(fafed.schedules.Schedule):
         ({"device": "gpu"}, "device 'gpu' cannot be used: .* try 'cpu'"),
         (
             {"clients": [*clients(2), (torch.zeros(40, 6), torch.arange(40) // 39 * 7)]},
-            r"client 2 has the label 7, but Sequential has 3 outputs: labels must be 0 to 2",
+            r"client 2 has the label 7, but the model has 3 outputs: labels must be 0 to 2",
         ),
     ],
 )

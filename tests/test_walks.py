@@ -143,7 +143,7 @@ def test_whole_shards_and_targets_that_do_not_count(name):
 @pytest.mark.parametrize("name", ["fedavg", "fafed"])
 def test_a_target_that_is_no_class(name, monkeypatch):
     """C looks, too: what it does not refuse it would write beyond its rows."""
-    monkeypatch.setattr("fafed.objective.check_labels", lambda *_: None)
+    monkeypatch.setattr("fafed.training.check_labels", lambda *_: None)
     data = clients(size=4)
     data[2][1][3] = 4
     with pytest.raises(IndexError, match="target 4 is out of bounds"):

@@ -21,14 +21,13 @@ from torch.nn import functional as F
 
 from fafed import randomness, tree
 from fafed.algorithm import Batch
-from fafed.data.batches import Examples, Picked, Source
-from fafed.errors import ConfigError, DataError
+from fafed.data.batches import Picked
+from fafed.errors import ConfigError
 from fafed.native import build
 from fafed.native.network import Network, recognised
 from fafed.stacking import wrapped
 
 _GENERATOR = threading.Lock()
-IGNORED = -100  # a label that takes no part in torch's cross entropy
 _METRICS = threading.Lock()  # people's own metrics may count as they go
 
 Loss = Callable[[Any, Any], Tensor]
@@ -403,37 +402,3 @@ def _rng_state(device: torch.device) -> Tensor:
 
 def _shape(value: Any) -> str:
     return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
-
-
-def check_labels(objective: Model, source: Source, clients: Iterable[int]) -> None:
-    """Refuse labels for which the model has no output, before a step meets them."""
-    classes = objective.classes
-    if classes is None or not isinstance(source, Examples):
-        return
-    labels = source.pool[-1]
-    wrong = ((labels < 0) & (labels != IGNORED)) | (labels >= classes)
-    for client in clients if wrong.any() else ():
-        own = torch.from_numpy(source.parts[client]).to(labels.device)
-        found = labels[own][wrong[own]]
-        if len(found):
-            raise DataError(
-                f"client {client} has the label {int(found[0])}, but "
-                f"{type(objective.module).__name__} has {classes} outputs: labels must be "
-                f"0 to {classes - 1}"
-            )
-
-
-def check_agrees(data: tuple[Tensor, ...], clients: Any, name: str) -> None:
-    """Refuse an evaluation set whose examples are not like the clients'."""
-    for part, own in zip(data, clients, strict=False):
-        if part.shape[1:] != own.shape[1:] or len(data) != len(clients):
-            raise DataError(
-                f"{name}: an example is {tuple(part.shape[1:])}, the clients' are "
-                f"{tuple(own.shape[1:])}; they need the same shapes"
-            )
-        if part.dtype != own.dtype and not (part.is_floating_point() and own.is_floating_point()):
-            raise DataError(
-                f"{name}: it holds {part.dtype}, the clients' data {own.dtype}; convert one of them"
-            )
-    if not len(data[0]):
-        raise DataError(f"{name}: it has no examples; leave it out, or give it some")

@@ -24,6 +24,7 @@ from fafed.data.batches import (
     as_tensors,
     examples_of,
 )
+from fafed.data.checks import check_agrees, check_labels
 from fafed.engines.distributed import Distributed
 from fafed.engines.ranks import Ranks
 from fafed.engines.simulation import Simulation
@@ -145,7 +146,7 @@ def train(
 def _fitting(data: Any, name: str, source: Examples) -> tuple[Tensor, ...]:
     """Data to measure on, of the clients' shape."""
     tensors = as_tensors(data, name)
-    objectives.check_agrees(tensors, source.pool, name)
+    check_agrees(tensors, source.pool, name)
     return tensors
 
 
@@ -177,7 +178,7 @@ def build(
     if isinstance(objective, objectives.Model):
         (batch,) = ClientBatches(source.gather, source.draw(("round",), 0, 0, 1))
         objective.probe(batch)
-        objectives.check_labels(objective, source, range(len(source.examples)))
+        check_labels(source, range(len(source.examples)), objective.classes)
     algorithm = algorithm.fitted(objective.sizes)
     population = len(source.examples)
     cohort = Cohort(population, participation=participation, failure=failure, seed=seed)

@@ -80,13 +80,13 @@ def long(findings: Findings) -> Figure | None:
     return _row(findings, _levels(findings), findings.longs, ACCURACY, "test accuracy")
 
 
-def training(level: str) -> Draw:
+def training(at: str) -> Draw:
     """Training loss against rounds on the three data sets."""
 
     def draw(findings: Findings) -> Figure | None:
         return _row(
             findings,
-            findings.data_of(level),
+            findings.data_of(at),
             findings.curves,
             "train_loss",
             "training loss",

@@ -20,11 +20,12 @@ from torch import Tensor
 from fafed import __version__, preparation, tree
 from fafed.algorithm import Algorithm, Exchange
 from fafed.data.batches import ClientBatches, Source
+from fafed.data.checks import check_labels
 from fafed.engines.client import ClientState, check, visit
 from fafed.engines.contract import NotFinite
 from fafed.errors import FafedError
 from fafed.experiment import Experiment
-from fafed.objective import Model, check_labels
+from fafed.objective import Model
 from fafed.silos import bodies, memory, messages
 from fafed.silos.audit import Audit, logged
 from fafed.silos.messages import EMPTY, Content, Message, Packed, Place, Refused
@@ -174,7 +175,7 @@ class Worker:
             draws = source.draw(("round",), plan.client, 0, 1)
             (batch,) = ClientBatches(source.gather, draws)
             goal.probe(batch)
-            check_labels(goal, source, [plan.client])
+            check_labels(source, [plan.client], goal.classes)
             self.parts = {run: Part(plan, experiment, source, goal)}
             self.algorithms = {}
         return self.parts[run]
