@@ -18,8 +18,8 @@ from small import experiment, write_data, write_experiment
 
 from fafed.experiment import Experiment
 from fafed.rundir import RunDir, execute
-from fafed.silos import bodies
-from fafed.silos.messages import Message
+from fafed.silos import bodies, messages
+from fafed.silos.messages import EMPTY, Message, Place
 
 pytest.importorskip("nvflare", reason="needs NVIDIA FLARE: pip install 'fafed[nvflare]'")
 
@@ -225,6 +225,22 @@ def refused_without_the_right_certificate(local, folder):
         assert greeting(kit) == b""
 
 
+@pytest.mark.waits
+def test_a_run_that_diverges_ends_as_one_here_does(tmp_path):
+    write_data(tmp_path / "data", 2)
+    file = write_experiment(tmp_path / "small.toml", tmp_path / "data", rounds=3, engine="loop")
+    done = subprocess.run(
+        f"{sys.executable} -m fafed silos try {file} --silos 2 --set algorithm.eta=1e38 "
+        f"--runs {tmp_path / 'runs'}".split(),
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "client 0 produced a non-finite" in done.stderr
+
+
 @pytest.fixture
 def desk(tmp_path, monkeypatch):
     """A silo whose answer is what it was asked, in pieces of 20 bytes."""
@@ -254,6 +270,21 @@ def test_a_message_in_letters_and_its_answer(desk, size):
         found += told(desk, Letter({"token": "t", "wanted": len(found)})).piece
     assert found == body
     assert len(desk.answer) <= 16  # a large one is not kept
+
+
+def test_a_silo_whose_own_file_is_wrong_says_so_and_no_more(tmp_path):
+    file = tmp_path / "fafed.toml"
+    file.write_text("folder = 3\n")
+    at = Place("run", 0, 0, "a")
+    hello = messages.write("hello", at, {}, EMPTY)
+    desk = Desk(file, "a")
+    (letter,) = letters(hello, "t")
+    answer = told(desk, letter)
+    found = messages.read(Message(answer.head, b""), at, {"failed": {}}, 1000)
+    assert found.facts == {"error": "ConfigError"}
+    assert str(tmp_path).encode() not in answer.head
+    file.write_text(f'folder = "{tmp_path}"\nallow = []\n[data]\nshare = true\n')
+    assert messages.glance(told(desk, letter).head)["kind"] == "refused"  # it is read again
 
 
 def test_letters_that_are_refused(desk):

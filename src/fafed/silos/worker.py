@@ -205,6 +205,15 @@ class Worker:
         return folder
 
 
+def unable(head: bytes, cause: Exception) -> Message:
+    """What a silo answers that cannot even begin, because its own file is wrong, say."""
+    place = Place("")
+    with contextlib.suppress(Refused):
+        found = messages.glance(head)
+        place = Place(*(found[name] for name in Place._fields))
+    return messages.write("failed", place, {"error": type(cause).__name__}, EMPTY)
+
+
 def _plan(facts: dict[str, Any]) -> Plan:
     client = messages.number(facts, "client", whole=True)
     clients = messages.number(facts, "clients", whole=True)

@@ -30,11 +30,11 @@ from fafed.experiment import Experiment
 from fafed.records import Record
 from fafed.rundir import RunDir
 from fafed.silos import messages
-from fafed.silos.messages import EMPTY, Message, Place, Refused
+from fafed.silos.messages import Message
 from fafed.silos.server import Terms, log
 from fafed.silos.serving import serve
 from fafed.silos.site import Site
-from fafed.silos.worker import Worker
+from fafed.silos.worker import Worker, unable
 
 POLL_SECONDS = 0.3  # Flower's own is 3
 GRACE_SECONDS = 10.0  # a letter outlives the deadline, so that ours ends the wait, not Flower's
@@ -216,16 +216,8 @@ def _answered(letter: Letter, context: Context) -> Letter:
         answer = worker.handle(request)
     except Exception as cause:
         log.exception("this silo cannot answer")
-        answer = messages.write("failed", _place(request), {"error": type(cause).__name__}, EMPTY)
+        answer = unable(request.head, cause)
     return Letter(_content(answer.head, _array(answer)), reply_to=letter)
-
-
-def _place(request: Message) -> Place:
-    try:
-        head = messages.glance(request.head)
-    except Refused:
-        return Place("")
-    return Place(*(head[name] for name in Place._fields))
 
 
 client = ClientApp()

@@ -21,12 +21,13 @@ from typing import Any, NamedTuple
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.message import Message as CellMessage
 
+from fafed.errors import ConfigError
 from fafed.silos import bodies, memory
 from fafed.silos.bodies import Body
 from fafed.silos.messages import HEAD_LIMIT, Message
 from fafed.silos.server import log
 from fafed.silos.site import Site
-from fafed.silos.worker import Worker
+from fafed.silos.worker import Worker, unable
 
 CHANNEL = TOPIC = "fafed"
 
@@ -110,8 +111,12 @@ class Desk:
     def _put(self, letter: Letter) -> Letter | None:
         """A piece of a request; the last one is answered."""
         token, at, size = (letter.facts.get(name) for name in ("token", "at", "size"))
-        if at == 0:
+        try:
             limit = self.worker.site.limit
+        except ConfigError as cause:
+            log.error("%s: %s", self.name, cause)
+            return Letter({"size": 0}, unable(letter.head, cause).head if letter.head else b"")
+        if at == 0:
             if type(size) is not int or not 0 <= size <= limit:
                 log.warning(
                     "%s: refused a message of %r bytes: this silo takes %d (`limit` in %s)",

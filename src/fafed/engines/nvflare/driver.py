@@ -22,6 +22,7 @@ from fafed.engines.nvflare.desk import TOPIC
 from fafed.engines.nvflare.job import FafedRecipe
 from fafed.errors import ConfigError, FafedError
 from fafed.records import Record
+from fafed.run import Diverged
 from fafed.silos.server import log
 
 POLL = 0.5
@@ -80,7 +81,7 @@ class Driver:
             if facts["state"] == "finished":
                 return
             if facts["state"] == "failed" and facts.get("kind") not in RETRIED:
-                raise FafedError(facts["why"])
+                raise _failure(facts)
             if facts["status"] == "FINISHED:ABORTED":
                 raise FafedError(
                     "an administrator aborted the job; what is finished is saved, and the same "
@@ -231,6 +232,13 @@ class Driver:
                         self.session.close()
                 self.session = None
             return None
+
+
+def _failure(facts: dict[str, Any]) -> FafedError:
+    """What ended the job, as it would have come from a run here."""
+    if facts.get("kind") == "Diverged":
+        return Diverged(facts["why"], facts["client"], facts["round"])
+    return FafedError(facts["why"])
 
 
 _BROKEN = {"NoConnection", "SessionClosed", "ConnectionError", "AuthenticationError"}

@@ -27,6 +27,7 @@ from fafed.engines.nvflare.wire import PING, Aborted, Wire
 from fafed.errors import FafedError
 from fafed.experiment import Experiment
 from fafed.records import Record
+from fafed.run import Diverged
 from fafed.rundir import RunDir
 from fafed.silos.server import Terms, log
 from fafed.silos.serving import serve
@@ -82,6 +83,8 @@ class FafedController(Controller):  # type: ignore[misc]
             self.facts |= {"state": "aborted", "why": str(why)}
         except FafedError as error:
             self.facts |= {"state": "failed", "why": str(error), "kind": type(error).__name__}
+            if isinstance(error, Diverged):
+                self.facts |= {"client": error.client, "round": error.round}
             self.system_panic(str(error), fl_ctx)
         except Exception as error:
             self.facts |= {"state": "failed", "why": repr(error), "kind": type(error).__name__}
