@@ -73,7 +73,6 @@ def test_verdicts_follow_the_numbers(findings):
     assert verdicts.standing(findings, column) == (
         "first, 0.0100 ahead of STEM (within the spread over seeds, 0.0200)"
     )
-    assert not findings.place(column).clear
     column["stem"] = Stat(0.9, 0.0, 3)
     assert verdicts.standing(findings, column) == (
         "second, 0.0200 behind STEM (spread over seeds, 0.0100)"

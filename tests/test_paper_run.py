@@ -134,8 +134,9 @@ def test_everything_once(tiny, ran, tmp_path):
     assert final.job.settings == race.winner.job.settings
     assert (final.job.seed, final.job.rounds, final.job.changes) == (2, rounds.count, {})
     assert plan.long("tiny-low", "fafed", 1).job.rounds == 3 * rounds.count
-    tuned = plan.tuned("tiny-low")
-    assert [len(rung) for rung in tuned.rungs] == [5, 5, 3]
+    tuned = plan.tuned("tiny-low", "fafed")
+    assert [len(rung) for rung in tuned.rungs] == [6, 6, 3]  # five of 90, and the fair choice
+    assert race.winner.job.settings in [o.job.settings for o in tuned.rungs[0]]
     last = tiny.tuned.rungs[-1]
     seeds = {
         o.job.seed for o in plan.ledger.outcomes.values() if "data.validation" in o.job.changes
@@ -147,10 +148,15 @@ def test_everything_once(tiny, ran, tmp_path):
         return sum(score(o, last.tail) for o in plan.ledger.need(own))
 
     assert mean(tuned.winner) == max(map(mean, tuned.rungs[-1]))
-    also = plan.tuned_also("tiny-low", 2).job
+    also = plan.tuned_also("tiny-low", "fafed", 2).job
     assert also.settings == tuned.winner.job.settings | {"v_bits": 8}
-    read = plan.tuned_final("tiny-low-b10", 2).job  # the whole protocol, held against the low level
-    assert read.settings == plan.tuned("tiny-low-b10").winner.job.settings
+    wider = plan.tuned("tiny-low", "fedavg")  # two step sizes and three of the server's
+    assert [len(rung) for rung in wider.rungs] == [5, 5, 3]
+    fair = plan.fair("tiny-low", "fedavg").winner.job.settings["eta"]
+    assert {o.job.settings["eta"] for o in wider.rungs[0]} == {fair, 2 * fair}
+    assert plan.tuned_final("tiny-low", "fedavg", 2).job.settings == wider.winner.job.settings
+    read = plan.final("tiny-low-b10", "fafed", 2).job  # the whole protocol, for the low level
+    assert read.settings == plan.fair("tiny-low-b10", "fafed").winner.job.settings
     assert read.rounds == plan.budget("tiny-low-b10").count
     changed = plan.deviation(tiny.deviations[0], "fafed").job
     assert changed.build(tiny).batch_size == 10

@@ -38,14 +38,11 @@ def stages(plan: Plan) -> dict[str, Calls]:
     found: dict[str, Calls] = {"budget": [partial(plan.budget, n) for n in [*levels, *p.readings]]}
     for name in [*levels, *p.readings]:  # a column at a time, because that is worth showing
         found[name] = [partial(plan.final, name, m, seed) for seed in p.seeds for m in methods]
-    for name in p.readings:
-        found[name] += [partial(plan.tuned_final, name, seed) for seed in p.seeds]
+    also = [(n, m, seed) for n in levels for m in p.tuned.also for seed in p.seeds]
     found |= {
         "tuned": [
-            partial(decide, n, seed)
-            for decide in (plan.tuned_final, plan.tuned_also)
-            for seed in p.seeds
-            for n in levels
+            *seeds(plan.tuned_final, p.seeds),
+            *(partial(plan.tuned_also, *which) for which in also),
         ],
         "long": seeds(plan.long, p.seeds[:1]),
         "sensitivity": [partial(plan.sensitivity, k, v) for k in values for v in values[k]],

@@ -18,6 +18,9 @@ from fafed.paper.protocol import Deviation, Protocol
 from fafed.report.numbers import Stat
 
 T = TypeVar("T")
+Column = dict[str, Stat]  # method -> test accuracy
+Races = Callable[[str, str], Race | None]  # of an experiment and a method
+Runs = Callable[[str, str], list[Outcome]]
 ACCURACY = "test_accuracy"
 DATA = {"fashion-mnist": "Fashion-MNIST", "mnist": "MNIST", "cifar-10": "CIFAR-10"}
 FAFED, FEDAVG = "fafed", "fedavg"
@@ -48,11 +51,6 @@ class Place:
     rival: str
     spread: float  # the larger standard deviation of the two
 
-    @property
-    def clear(self) -> bool:
-        """First by more than the spread over seeds."""
-        return self.rank == 1 and self.lead > self.spread
-
 
 class Findings:
     def __init__(self, plan: Plan) -> None:
@@ -71,8 +69,8 @@ class Findings:
     def setting(self, name: str, method: str) -> Race | None:
         return known(partial(self.plan.fair, name, method))
 
-    def tuned_setting(self, name: str) -> Race | None:
-        return known(partial(self.plan.tuned, name))
+    def tuned_setting(self, name: str, method: str) -> Race | None:
+        return known(partial(self.plan.tuned, name, method))
 
     # Runs.
 
@@ -82,11 +80,11 @@ class Findings:
     def longs(self, name: str, method: str) -> list[Outcome]:
         return self._compared(partial(self.plan.long, name), method)
 
-    def tuned(self, name: str) -> list[Outcome]:
-        return self._seeds(lambda seed: self.plan.tuned_final(name, seed))
+    def tuned(self, name: str, method: str) -> list[Outcome]:
+        return self._compared(partial(self.plan.tuned_final, name), method)
 
-    def tuned_also(self, name: str) -> list[Outcome]:
-        return self._seeds(lambda seed: self.plan.tuned_also(name, seed))
+    def tuned_also(self, name: str, method: str) -> list[Outcome]:
+        return self._seeds(partial(self.plan.tuned_also, name, method))
 
     def curves(self, name: str, method: str) -> list[Outcome]:
         """For the figures: of Table 2, or the one of the other data."""
@@ -134,9 +132,12 @@ class Findings:
         values = [run.end(ACCURACY, tail or self.protocol.tail) for run in runs]
         return Stat.of(values) if values else None
 
-    def table2(self, name: str) -> dict[str, Stat]:
-        found = {m: self.end(self.finals(name, m)) for m in self.protocol.methods}
+    def column(self, runs: Runs, name: str, tail: int | None = None) -> Column:
+        found = {m: self.end(runs(name, m), tail) for m in self.protocol.methods}
         return {method: stat for method, stat in found.items() if stat}
+
+    def table2(self, name: str) -> Column:
+        return self.column(self.finals, name)
 
     def complete(self, name: str) -> bool:
         """Whether every method has all its seeds."""

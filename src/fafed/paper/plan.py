@@ -17,6 +17,7 @@ from fafed.paper.protocol import Deviation, Protocol, Rung, Search, Settings
 from fafed.tuning import space
 
 Decide = TypeVar("Decide", bound=Callable[..., Any])
+Grid = Mapping[str, Sequence[Any]]  # hyper-parameter -> values
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,8 @@ class Plan:
         p = self.protocol
         target = p.reported(name)[p.budget.algorithm]
         bound, reached = p.budget.rounds, False
-        grid = points(space(p.experiment(name), p.budget.algorithm))
-        for settings in sorted(grid, key=lambda s: -s["eta"]):
+        grid = self.grid(name, p.budget.algorithm)
+        for settings in sorted(points(grid), key=lambda s: -s["eta"]):
             job = Job(name, p.budget.algorithm, settings, p.choosing_seed, bound)
             (outcome,) = self.ledger.need([job])
             crossing = crossed(outcome, "test_accuracy", p.tail, target)
@@ -80,8 +81,11 @@ class Plan:
     def fair(self, name: str, algorithm: str) -> Race:
         """The paper's grid, or as much of it as everybody may try."""
         search = self.protocol.fair
-        grid = points(space(self.protocol.experiment(name), algorithm))
+        grid = points(self.grid(name, algorithm))
         return self._race(name, algorithm, subset(grid, search.trials), search)
+
+    def grid(self, name: str, algorithm: str) -> Grid:
+        return space(self.protocol.experiment(name), algorithm)
 
     def final(self, name: str, algorithm: str, seed: int) -> Outcome:
         return self._measured(name, self.fair(name, algorithm).winner.job, seed)
@@ -90,22 +94,31 @@ class Plan:
         job = self.fair(name, algorithm).winner.job
         return self._measured(name, job, seed, self.protocol.long.times)
 
-    # FAFED with more freedom.
+    # Beyond the paper's grid.
 
     @remembered
-    def tuned(self, name: str) -> Race:
+    def tuned(self, name: str, algorithm: str) -> Race:
+        """A wider grid, or as much of it as everybody may try and, where it has it, the fair
+        choice."""
         search = self.protocol.tuned
-        best = self.fair(name, search.algorithm).winner.job.settings
+        grid = points(self.tuned_grid(name, algorithm))
+        best = self.fair(name, algorithm).winner.job.settings
+        chosen = subset(grid, search.trials)
+        also = [point for point in grid if point == best and point not in chosen]
+        return self._race(name, algorithm, [*chosen, *also], search)
+
+    def tuned_grid(self, name: str, algorithm: str) -> Grid:
+        search = self.protocol.tuned
+        best = self.fair(name, algorithm).winner.job.settings
         etas = [float(f"{best['eta'] * times:.3g}") for times in search.eta_times]
-        grid = points({"eta": etas} | search.grid)
-        return self._race(name, search.algorithm, subset(grid, search.trials), search)
+        return {"eta": etas} | search.grids[algorithm]
 
-    def tuned_final(self, name: str, seed: int) -> Outcome:
-        return self._measured(name, self.tuned(name).winner.job, seed)
+    def tuned_final(self, name: str, algorithm: str, seed: int) -> Outcome:
+        return self._measured(name, self.tuned(name, algorithm).winner.job, seed)
 
-    def tuned_also(self, name: str, seed: int) -> Outcome:
-        chosen = self.tuned(name).winner.job
-        settings = {**chosen.settings, **self.protocol.tuned.also}
+    def tuned_also(self, name: str, algorithm: str, seed: int) -> Outcome:
+        chosen = self.tuned(name, algorithm).winner.job
+        settings = {**chosen.settings, **self.protocol.tuned.also[algorithm]}
         return self._measured(name, replace(chosen, settings=settings), seed)
 
     # One thing at a time.
@@ -135,7 +148,7 @@ class Plan:
         curves = self.protocol.curves_of(name)
         assert curves is not None
         where = curves.chosen_at or name
-        grid = points(space(self.protocol.experiment(where), algorithm))
+        grid = points(self.grid(where, algorithm))
         race = self._race(where, algorithm, subset(grid, curves.trials), curves)
         for trial in race.rungs[-1]:
             settings = trial.job.settings
@@ -199,7 +212,7 @@ class Plan:
         return max(self.protocol.fewest_rounds, round(share * self.rounds(name)))
 
 
-def points(grid: Mapping[str, Sequence[Any]]) -> list[Settings]:
+def points(grid: Grid) -> list[Settings]:
     """Every combination."""
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 

@@ -39,10 +39,9 @@ class Search(Part):
 
 
 class Tuned(Search):
-    algorithm: str
-    eta_times: list[float]
-    grid: dict[str, list[Any]]
-    also: dict[str, Any]  # measured beside the choice, with these settings changed
+    eta_times: list[float]  # of the eta that the fair search has chosen
+    grids: dict[str, dict[str, list[Any]]]  # by method: the other hyper-parameters
+    also: dict[str, Settings]  # by method: measured with these settings changed in its choice
 
 
 class Long(Part):

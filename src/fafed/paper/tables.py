@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fafed.paper.findings import ACCURACY, FAFED, Findings, level, title
+from fafed.paper.findings import ACCURACY, FAFED, Findings, Races, level, title
 from fafed.paper.ledger import Outcome
 from fafed.paper.verdicts import NOT_YET
-from fafed.report.numbers import Stat, duration
+from fafed.report.numbers import Stat, duration, listing
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -69,11 +69,6 @@ def reading_table(f: Findings, name: str) -> str:
         chosen = settings(race.winner.job.settings, ("tau",)) if race else NOT_YET
         found = accuracy(column.get(method), method == _best(column))
         rows.append([title(method), f"{paper[method]:.4f}", found, chosen])
-    race = f.tuned_setting(name)
-    chosen = settings(race.winner.job.settings) if race else NOT_YET
-    rows.append(
-        ["FAFED, searched further", f"{paper[FAFED]:.4f}", accuracy(f.end(f.tuned(name))), chosen]
-    )
     return markdown(["method", "paper", "fafed", "setting"], rows)
 
 
@@ -92,13 +87,13 @@ def _best(column: Mapping[str, Stat]) -> str | None:
     return max(finite, key=lambda method: finite[method]) if finite else None
 
 
-def settings_table(f: Findings) -> str:
+def settings_table(f: Findings, races: Races, without: Sequence[str] = ()) -> str:
     rows = []
     for method in f.protocol.methods:
         row = [title(method)]
         for name in f.levels:
-            race = f.setting(name, method)
-            row.append(settings(race.winner.job.settings, ("tau",)) if race else NOT_YET)
+            race = races(name, method)
+            row.append(settings(race.winner.job.settings, without) if race else NOT_YET)
         rows.append(row)
     return markdown(["method", *(level(name) for name in f.levels)], rows)
 
@@ -116,26 +111,28 @@ def costs_table(f: Findings) -> str:
 # Single runs.
 
 
-def tuned_table(f: Findings) -> str:
-    rows = []
-    for name in f.levels:
-        race, fair = f.tuned_setting(name), f.end(f.finals(name, FAFED))
-        found, also = f.end(f.tuned(name)), f.end(f.tuned_also(name))
-        chosen = settings(race.winner.job.settings) if race else NOT_YET
-        paper = f"{f.protocol.table2[name][FAFED]:.4f}"
-        rows.append([level(name), paper, *map(accuracy, (fair, found, also)), chosen])
-    changed = settings(f.protocol.tuned.also)
-    head = ["level", "paper's FAFED", "fair", "searched further", f"and {changed}", "setting"]
-    return markdown(head, rows)
+def grids_table(f: Findings) -> str:
+    """What the further search tries; methods with the same grid together."""
+    search = f.protocol.tuned
+    same: dict[tuple[str, str], list[str]] = {}
+    for method in f.protocol.methods:
+        grid = search.grids[method]
+        size = len(search.eta_times) * math.prod(map(len, grid.values()))
+        values = {key: listing([value_text(v) for v in grid[key]]) for key in grid}
+        tried = f"all {size}" if size <= search.trials else f"{search.trials} of {size}"
+        words = "; ".join(f"{key} from {listed}" for key, listed in values.items())
+        same.setdefault((words, tried), []).append(title(method))
+    rows = [[listing(names), *cells] for cells, names in same.items()]
+    return markdown(["method", "beside eta", "trials"], rows)
 
 
 def alphas_table(f: Findings) -> str:
     """How far each alpha came in FAFED's further search."""
     rows = []
-    for alpha in f.protocol.tuned.grid["alpha"]:
+    for alpha in f.protocol.tuned.grids[FAFED]["alpha"]:
         row = [value_text(alpha)]
         for name in f.levels:
-            race = f.tuned_setting(name)
+            race = f.tuned_setting(name, FAFED)
             passes = [
                 [run for run in rung if run.job.settings["alpha"] == alpha]
                 for rung in (race.rungs if race else [])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from fafed.paper.findings import ACCURACY, FAFED, Findings, level, title
-from fafed.paper.plan import points
+from fafed.paper.findings import FAFED, Findings, Races, Runs, level, title
+from fafed.paper.plan import Grid
 from fafed.report.numbers import NOTHING, Stat, listing
-from fafed.tuning import space
 
 NOT_YET = "not run yet"
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth")
@@ -52,9 +51,9 @@ def levels_words(words: Mapping[str, str]) -> str:
     return "; ".join(f"{level(name)}: {word}" for name, word in words.items())
 
 
-def beside_paper(f: Findings) -> str:
+def beside_paper(f: Findings, runs: Runs) -> str:
     """FAFED's accuracies beside the paper's."""
-    ends = {name: f.end(f.finals(name, FAFED)) for name in f.levels}
+    ends = {name: f.end(runs(name, FAFED)) for name in f.levels}
     return levels_words({n: beside(end, f.protocol.table2[n][FAFED]) for n, end in ends.items()})
 
 
@@ -67,15 +66,15 @@ def beside(stat: Stat | None, paper: float) -> str:
     return f"{abs(difference):.4f} {side} the paper's {paper:.4f}{seeds}"
 
 
-def at_an_end(f: Findings) -> str:
+def at_an_end(f: Findings, races: Races, grids: Callable[[str, str], Grid]) -> str:
     """Which chosen step sizes are the largest of the grid, so that a larger one may be better."""
     found = []
     for name in f.levels:
         mine = []
         for method in f.protocol.methods:
-            race = f.setting(name, method)
-            grid = space(f.protocol.experiment(name), method)
+            race = races(name, method)
             chosen = race.winner.job.settings if race else {}
+            grid = grids(name, method) if race else {}
             steps = [s for s in ("eta", "eta_g") if s in chosen and chosen[s] == max(grid[s])]
             mine += [f"{title(method)} ({listing(steps)})"] if steps else []
         if mine:
@@ -83,27 +82,11 @@ def at_an_end(f: Findings) -> str:
     return "; ".join(found) or NOTHING
 
 
-def beyond_words(f: Findings) -> str:
-    """What the others reach with a step size beyond the grid, beside FAFED with the same seed."""
-    words = {}
-    for wanted in f.protocol.deviations:
-        if "eta" not in wanted.settings:
-            continue
-        found = {title(m): f.deviation(wanted, m)[1] for m in wanted.methods}
-        found[title(FAFED)] = f.deviation(wanted, FAFED)[0]
-        ends = [(n, run.end(ACCURACY, f.protocol.tail)) for n, run in found.items() if run]
-        if len(ends) == len(found):
-            words[wanted.experiment] = ", ".join(f"{name} {end:.4f}" for name, end in ends)
-    return levels_words({name: words.get(name, NOT_YET) for name in f.levels})
-
-
-def trials_words(f: Findings) -> str:
-    """How many points of its grid each method has tried."""
+def trials_words(sizes: Mapping[str, int], most: int) -> str:
+    """How many points of its grid each method has tried: method -> points that it has."""
     by_count: dict[str, list[str]] = {}
-    for method in f.protocol.methods:
-        size = len(points(space(f.protocol.experiment(f.levels[0]), method)))
-        tried = min(size, f.protocol.fair.trials)
-        words = f"{tried} of {size}" if tried < size else f"all {size}"
+    for method, size in sizes.items():
+        words = f"{most} of {size}" if most < size else f"all {size}"
         by_count.setdefault(words, []).append(title(method))
     return "; ".join(f"{listing(names)} {words}" for words, names in by_count.items())
 
@@ -194,16 +177,11 @@ def control_words(f: Findings) -> str:
     return f"training loss at the end: {', '.join(words)}"
 
 
-def tuned_words(f: Findings) -> str:
-    return levels_words({name: tuned_standing(f, name) for name in f.levels})
-
-
-def tuned_standing(f: Findings, name: str) -> str:
-    stat = f.end(f.tuned(name))
-    if stat is None:
-        return NOT_YET
-    column = f.table2(name) | {FAFED: stat}
-    return f"{standing(f, column)}, {beside(stat, f.protocol.reported(name)[FAFED])}"
+def also_words(f: Findings) -> str:
+    """FAFED's further choice with something changed."""
+    ends = {name: f.end(f.tuned_also(name, FAFED)) for name in f.levels}
+    words = {n: f"{end.mean:.4f} ± {end.std or 0:.4f}" for n, end in ends.items() if end}
+    return levels_words({name: words.get(name, NOT_YET) for name in f.levels})
 
 
 def reading_words(f: Findings, name: str) -> str:
@@ -213,7 +191,7 @@ def reading_words(f: Findings, name: str) -> str:
     if words == NOT_YET:
         return NOT_YET
     fair = f"{words}, {beside(column.get(FAFED), f.protocol.reported(name)[FAFED])}"
-    return f"{fair}; {at_equal_cost_words(f, name)}; searched further: {tuned_standing(f, name)}"
+    return f"{fair}; {at_equal_cost_words(f, name)}"
 
 
 def at_equal_cost_words(f: Findings, name: str) -> str:
