@@ -130,8 +130,7 @@ def test_presets_have_the_settings_that_were_chosen(findings, name):
             if name in protocol.table2:
                 chosen = plan.fair(name, method).winner.job.settings
             else:
-                where = protocol.curves_of(name).chosen_at or name
-                chosen = plan.curve(where, method).job.settings
+                chosen = plan.curve(protocol.chosen_at(name), method).job.settings
         except Missing:
             continue
         found = preset.with_algorithm(method).algorithm.options

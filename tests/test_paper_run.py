@@ -43,7 +43,7 @@ def tiny(tmp_path):
     content = tomllib.loads((REPOSITORY / "experiments/paper/protocol.toml").read_text("utf-8"))
     base = experiment(tmp_path / "data", search=GRID, eval_every=1, checkpoint_every=100)
     names = [*LEVELS, "tiny-low-b10", "other", "text"]
-    mnist = content["curves"]["mnist"] | {"experiments": ["other"], "rounds": 4, "trials": 2}
+    data = {"mnist": ["other"], "cifar-10": ["other"]}
     content |= {
         "methods": ["fedavg", "fafed"],
         "tail": 2,
@@ -56,7 +56,7 @@ def tiny(tmp_path):
         },
         "fair": {"trials": 20, "rungs": RUNGS},
         "budget": {"algorithm": "fedavg", "rounds": 12},
-        "curves": {"mnist": mnist, "cifar-10": mnist},
+        "curves": content["curves"] | {"rounds": 4, "trials": 2, "data": data},
         "language": {
             "text": {"about": "tiny", "methods": ["fafed"], "seed": 1, "control": {"eta": 0.1}}
         },
@@ -292,11 +292,9 @@ def test_a_curve_that_diverges_makes_way_for_the_next(tiny):
     assert decide().job.settings["eta"] == measured[1]
 
 
-def test_settings_may_be_chosen_elsewhere(tiny):
-    curves = tiny.curves["mnist"].model_copy(
-        update={"experiments": ["other", "tiny-low-b10"], "chosen_at": "other"}
-    )
-    plan = Plan(tiny.model_copy(update={"curves": {"mnist": curves}}), Ledger())
+def test_settings_are_chosen_at_the_first_level(tiny):
+    curves = tiny.curves.model_copy(update={"data": {"mnist": ["other", "tiny-low-b10"]}})
+    plan = Plan(tiny.model_copy(update={"curves": curves}), Ledger())
     wanted = []
     while todo := missing([partial(plan.curve, "tiny-low-b10", "fedavg")]):
         for job in todo:

@@ -145,9 +145,7 @@ class Plan:
 
     def curve(self, name: str, algorithm: str) -> Outcome:
         """The best of the last rung that does not diverge: its trials are much shorter."""
-        curves = self.protocol.curves_of(name)
-        assert curves is not None
-        where = curves.chosen_at or name
+        curves, where = self.protocol.curves, self.protocol.chosen_at(name)
         grid = points(self.grid(where, algorithm))
         race = self._race(where, algorithm, subset(grid, curves.trials), curves)
         for trial in race.rungs[-1]:
@@ -205,8 +203,8 @@ class Plan:
         return outcome
 
     def rounds(self, name: str) -> int:
-        curves = self.protocol.curves_of(name)
-        return self.budget(name).count if curves is None else curves.rounds
+        other = name in self.protocol.other_data
+        return self.protocol.curves.rounds if other else self.budget(name).count
 
     def share(self, name: str, share: float) -> int:
         return max(self.protocol.fewest_rounds, round(share * self.rounds(name)))

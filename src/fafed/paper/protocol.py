@@ -65,10 +65,9 @@ class Deviation(Part):
 
 
 class Curves(Search):
-    experiments: list[str]
-    chosen_at: str | None = None  # the one where settings are chosen for all; each for itself
     rounds: int
     seed: int
+    data: dict[str, list[str]]  # experiments; settings are chosen at the first of each
 
 
 class Language(Part):
@@ -94,7 +93,7 @@ class Protocol(Part):
     long: Long
     sensitivity: Sensitivity
     deviations: list[Deviation]
-    curves: dict[str, Curves]  # by data
+    curves: Curves
     language: dict[str, Language]
     experiments: dict[str, Experiment]  # the other files of the folder
 
@@ -122,13 +121,13 @@ class Protocol(Part):
         """The paper's accuracies of a level, or of the level that this is a reading of."""
         return self.table2[self.readings[name].column if name in self.readings else name]
 
-    def curves_of(self, name: str) -> Curves | None:
-        """The curves that an experiment is one of."""
-        return next((c for c in self.curves.values() if name in c.experiments), None)
-
     @property
     def other_data(self) -> list[str]:
-        return [name for curves in self.curves.values() for name in curves.experiments]
+        return [name for names in self.curves.data.values() for name in names]
+
+    def chosen_at(self, name: str) -> str:
+        """Where the settings of an experiment on the other data are chosen."""
+        return next(names[0] for names in self.curves.data.values() if name in names)
 
     def experiment(self, name: str) -> Experiment:
         if name not in self.experiments:

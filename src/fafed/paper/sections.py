@@ -231,13 +231,17 @@ have less data each.
 
 
 def figures(f: Findings) -> str:
+    c = f.protocol.curves
+    first, last = (f.plan.share(f.protocol.other_data[0], rung.share) for rung in c.rungs)
     return f"""\
 ## Figures 2 to 4: training loss against rounds
 
-Loss of the server's model on 5,000 training examples. Fashion-MNIST: the runs of Table 2. MNIST:
-{_search(f, "mnist")}. CIFAR-10: {_search(f, "cifar-10")}. Settings by accuracy on held-out data;
-where the best diverged later, the next took its place. Such a search says little about methods with
-many settings (FedAdam, FedAMS, FAFED): these curves show what it finds, not what a method can do.
+Loss of the server's model on 5,000 training examples. Fashion-MNIST: the runs of Table 2. MNIST and
+CIFAR-10: {c.rounds} rounds, seed {c.seed}, and test accuracy at the end; settings by accuracy on
+held-out data at the low level, for all three: at most {c.trials} trials per method, the best
+{c.rungs[0].keep} after {first} rounds, one after {last}; where the best diverged later, the next
+took its place. Such a search says little about methods with many settings (FedAdam, FedAMS, FAFED):
+these curves show what it finds, not what a method can do.
 
 The paper finds FAFED's loss below everybody's, and smoother than FedAdam's and FedAMS's. FAFED's
 place here. {verdicts.sentence(verdicts.losses_words(f))} Its loss goes up less
@@ -245,9 +249,9 @@ place here. {verdicts.sentence(verdicts.losses_words(f))} Its loss goes up less
 evaluations), and by how much it had gone up on the way, from one evaluation to the next, in all.
 
 Two of these rules came after first results: the next setting after a divergence, when SCAFFOLD had
-diverged on MNIST, and CIFAR-10's longer trials at the low level, when shorter ones had chosen among
-settings that had learned nothing. The rounds were cut from 100 to 50 and the trials from 8 to 6
-when only trials of MNIST's low level had been run.
+diverged on MNIST, and trials of this length, at the low level: first on CIFAR-10, when six shorter
+ones had chosen among settings that had learned nothing, then on MNIST, when curves that six short
+trials at each level had chosen showed FedAdam far behind everybody.
 
 **Figure 2, low**
 
@@ -353,20 +357,9 @@ def _powers(docs: Path) -> str:
     return tables.markdown(("", "paper: samples", "paper: rounds", *measures), rows)
 
 
-def _search(f: Findings, data: str) -> str:
-    c = f.protocol.curves[data]
-    *_, first, last = (f.plan.share(c.experiments[0], rung.share) for rung in c.rungs)
-    words = (
-        f"{c.rounds} rounds, seed {c.seed}, and test accuracy at the end; at most {c.trials} "
-        f"trials per method, the best {c.rungs[-2].keep} after {first} rounds, one after {last}"
-    )
-    where = f", at the {level(c.chosen_at)} level for all three" if c.chosen_at else ""
-    return words + where
-
-
 def _others(f: Findings, data: str) -> dict[str, dict[str, Stat]]:
     """Level -> method -> accuracy, on the other data."""
-    names = f.protocol.curves[data].experiments
+    names = f.protocol.curves.data[data]
     found = {n: {m: f.end(f.curves(n, m)) for m in f.protocol.methods} for n in names}
     return {n: {m: stat for m, stat in mine.items() if stat} for n, mine in found.items()}
 

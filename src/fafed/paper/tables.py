@@ -168,7 +168,7 @@ def training_table(f: Findings, names: Mapping[str, str]) -> str:
 
 def curves_settings_table(f: Findings, data: str) -> str:
     """What the curves of the other data were run with."""
-    names = f.protocol.curves[data].experiments
+    names = f.protocol.curves.data[data]
     rows = []
     for method in f.protocol.methods:
         runs = [f.curves(name, method) for name in names]
