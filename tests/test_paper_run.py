@@ -179,7 +179,7 @@ def test_everything_once(tiny, ran, tmp_path):
     costs = findings.costs("tiny-low", "fafed")
     assert costs["gradients"] > 2
     assert costs["bytes"] > 2.5
-    drawable = {"table-2", "costs", "long", "sensitivity", "figure-2"}
+    drawable = {"table-2", "costs", "long", "tuned", "sensitivity", "figure-2"}
     assert set(figures.available(findings)) == drawable
     assert figures.write(findings, tmp_path / "figures", ["costs", "figure-1"]) == ["costs"]
     assert "FAFED" in (tmp_path / "figures" / "costs.svg").read_text("utf-8")

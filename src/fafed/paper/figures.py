@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fafed.paper.findings import ACCURACY, FAFED, Findings, level, title
+from fafed.paper.findings import ACCURACY, FAFED, Findings, Runs, level, title
 from fafed.paper.ledger import Outcome
 from fafed.report.palette import LIGHT
 from fafed.report.static import DASHES, save, styled
@@ -80,6 +80,10 @@ def long(findings: Findings) -> Figure | None:
     return _row(findings, _levels(findings), findings.longs, ACCURACY, "test accuracy")
 
 
+def tuned(findings: Findings) -> Figure | None:
+    return _row(findings, _levels(findings), findings.tuned, ACCURACY, "test accuracy")
+
+
 def training(at: str) -> Draw:
     """Training loss against rounds on the three data sets."""
 
@@ -143,6 +147,7 @@ FIGURES: dict[str, Draw] = {
     "table-2": table_2,
     "costs": costs,
     "long": long,
+    "tuned": tuned,
     "sensitivity": sensitivity,
     "figure-1": language,
     "figure-2": training("low"),
@@ -161,7 +166,7 @@ def _levels(findings: Findings) -> dict[str, str]:
 def _row(
     findings: Findings,
     names: Mapping[str, str],
-    runs: Callable[[str, str], list[Outcome]],
+    runs: Runs,
     quantity: str,
     label: str,
     log: bool = False,
@@ -178,7 +183,7 @@ def _row(
     return figure
 
 
-def _lines(findings: Findings, name: str, runs: Callable[[str, str], list[Outcome]]) -> Lines:
+def _lines(findings: Findings, name: str, runs: Runs) -> Lines:
     found = {title(method): runs(name, method) for method in findings.protocol.methods}
     return {label: mine for label, mine in found.items() if mine}
 

@@ -200,6 +200,8 @@ with a measuring seed; the fair choice, when a part of the rivals' first pass ha
 FAFED's place. {verdicts.sentence(verdicts.standings(f, columns))}
 Beside the paper's FAFED. {verdicts.sentence(verdicts.beside_paper(f, f.tuned))}
 
+{{tuned}}
+
 {tables.settings_table(f, f.tuned_setting)}
 Step sizes that are again the largest: {verdicts.at_an_end(f, f.tuned_setting, f.plan.tuned_grid)}.
 
