@@ -52,6 +52,14 @@ def test_own_folder_with_validation(tmp_path):
     assert set(last.validation) == set(last.test) == {"loss", "accuracy"}
 
 
+def test_labels_of_own_test_data_are_looked_at_before_the_first_round(tmp_path):
+    write_data(tmp_path)
+    found = dict(np.load(tmp_path / "test.npz"))
+    np.savez(tmp_path / "test.npz", **found | {"targets": found["targets"] + 1})
+    with pytest.raises(DataError, match="test has the label 3, but the model has 3 outputs"):
+        prepare(Experiment.of(experiment(tmp_path)))
+
+
 def test_own_function_and_model(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "import torch\n"

@@ -374,6 +374,10 @@ class Late(fafed.schedules.Schedule):
             {"test": (torch.zeros(3, 6).byte(), torch.zeros(3).long())},
             r"test: it holds torch\.uint8, the clients' data torch\.float32",
         ),
+        (
+            {"validation": (torch.zeros(3, 6), torch.tensor([0, 2, 3]))},
+            r"validation has the label 3, but the model has 3 outputs",
+        ),
         ({"device": "gpu"}, "device 'gpu' cannot be used: .* try 'cpu'"),
         (
             {"clients": [*clients(2), (torch.zeros(40, 6), torch.arange(40) // 39 * 7)]},

@@ -16,6 +16,7 @@ from fafed import metrics, models, objective, plugins, randomness
 from fafed.algorithm import Batch
 from fafed.data import partition
 from fafed.data.batches import Examples, Source, examples_of
+from fafed.data.checks import check_measured
 from fafed.data.streams import Streams, passage
 from fafed.engines.ranks import Ranks
 from fafed.errors import ConfigError, DataError, nearest
@@ -81,6 +82,8 @@ def prepare(
         threads=threads,
         ranks=ranks,
     )
+    if isinstance(shards.source, Examples):
+        check_measured(shards.measured, goal.classes, shards.source.pool)
     return Prepared(run, goal, shards)
 
 

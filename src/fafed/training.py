@@ -19,12 +19,11 @@ from fafed.cohort import Cohort, Participation
 from fafed.data.batches import (
     BatchSize,
     ClientBatches,
-    Examples,
     Source,
     as_tensors,
     examples_of,
 )
-from fafed.data.checks import check_agrees, check_labels
+from fafed.data.checks import check_labels, check_measured
 from fafed.engines.distributed import Distributed
 from fafed.engines.ranks import Ranks
 from fafed.engines.simulation import Simulation
@@ -98,7 +97,7 @@ def train(
     source = examples_of(clients, batch_size=batch_size, anchor_size=opening_batch_size, seed=seed)
     objective = objectives.Model(model, loss, clip=clip, weight_decay=weight_decay, device=device)
     held_out = {
-        part: partial(chunks, _fitting(data, part, source))
+        part: partial(chunks, as_tensors(data, part))
         for part, data in (("test", test), ("validation", validation))
         if data is not None
     }
@@ -118,6 +117,7 @@ def train(
         workers=workers,
         threads=threads,
     )
+    check_measured(held_out, objective.classes, source.pool)
     history, chosen, lowest = History(), run.state, math.inf
     try:
         for record in run:
@@ -141,13 +141,6 @@ def train(
         history=history,
         engine=run.engine.engine,
     )
-
-
-def _fitting(data: Any, name: str, source: Examples) -> tuple[Tensor, ...]:
-    """Data to measure on, of the clients' shape."""
-    tensors = as_tensors(data, name)
-    check_agrees(tensors, source.pool, name)
-    return tensors
 
 
 def build(

@@ -7,6 +7,7 @@ import logging
 import shutil
 import sys
 
+import numpy as np
 import pytest
 import torch
 from silo_tools import federation, final, run, simulated
@@ -19,7 +20,8 @@ from fafed.preparation import prepare
 from fafed.run import Absent, Diverged
 from fafed.rundir import RunDir
 from fafed.silos.messages import Message
-from fafed.silos.server import TooFew
+from fafed.silos.server import Terms, TooFew
+from fafed.silos.serving import serve
 from fafed.silos.worker import Worker
 
 
@@ -264,3 +266,13 @@ def test_a_simulated_run_is_not_continued_over_silos(tmp_path):
     execute(found, RunDir(tmp_path / "run"))
     with pytest.raises(ConfigError, match="begun on the engine 'loop'"):
         run(found, tmp_path, silos(tmp_path))
+
+
+def test_a_file_to_measure_on_that_does_not_fit_is_told_before_the_first_round(tmp_path):
+    found, wire = small(tmp_path), silos(tmp_path)
+    file = tmp_path / "other.npz"
+    np.savez(file, inputs=np.zeros((2, 7), np.float32), targets=np.zeros(2, np.int64))
+    place = RunDir(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"cannot be measured on .*other\.npz"):
+        serve(found, place, wire, Terms.of(list(wire.workers)), measure=str(file))
+    assert not place.records()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
 
+from fafed.algorithm import Batch
 from fafed.data.batches import Examples, Source
 from fafed.errors import DataError
 
@@ -19,19 +19,32 @@ def check_labels(source: Source, clients: Iterable[int], classes: int | None) ->
     if classes is None or not isinstance(source, Examples):
         return
     labels = source.pool[-1]
-    wrong = ((labels < 0) & (labels != IGNORED)) | (labels >= classes)
+    wrong = _wrong(labels, classes)
     for client in clients if wrong.any() else ():
         own = torch.from_numpy(source.parts[client]).to(labels.device)
         found = labels[own][wrong[own]]
         if len(found):
-            raise DataError(
-                f"client {client} has the label {int(found[0])}, but the model has {classes} "
-                f"outputs: labels must be 0 to {classes - 1}"
-            )
+            raise _label(f"client {client}", int(found[0]), classes)
 
 
-def check_agrees(data: tuple[Tensor, ...], clients: Any, name: str) -> None:
-    """Refuse an evaluation set whose examples are not like the clients'."""
+def check_measured(
+    parts: Mapping[str, Callable[[], Iterable[Batch]]],
+    classes: int | None,
+    clients: tuple[Tensor, ...],
+) -> None:
+    """Refuse data to measure on that are not like the clients', or have such labels."""
+    for name, batches in parts.items():
+        found = [batch.data for batch in batches()]
+        if not found:
+            raise DataError(f"{name}: it has no examples; leave it out, or give it some")
+        _check_agrees(found[0], clients, name)
+        for *_, labels in found if classes is not None else ():
+            assert classes is not None
+            if (wrong := _wrong(labels, classes)).any():
+                raise _label(name, int(labels[wrong][0]), classes)
+
+
+def _check_agrees(data: tuple[Tensor, ...], clients: tuple[Tensor, ...], name: str) -> None:
     for part, own in zip(data, clients, strict=False):
         if part.shape[1:] != own.shape[1:] or len(data) != len(clients):
             raise DataError(
@@ -42,5 +55,14 @@ def check_agrees(data: tuple[Tensor, ...], clients: Any, name: str) -> None:
             raise DataError(
                 f"{name}: it holds {part.dtype}, the clients' data {own.dtype}; convert one of them"
             )
-    if not len(data[0]):
-        raise DataError(f"{name}: it has no examples; leave it out, or give it some")
+
+
+def _wrong(labels: Tensor, classes: int) -> Tensor:
+    return ((labels < 0) & (labels != IGNORED)) | (labels >= classes)
+
+
+def _label(who: str, label: int, classes: int) -> DataError:
+    return DataError(
+        f"{who} has the label {label}, but the model has {classes} outputs: labels must be 0 to "
+        f"{classes - 1}"
+    )

@@ -15,8 +15,9 @@ from fafed.cohort import Cohort
 from fafed.errors import ConfigError
 from fafed.experiment import Experiment
 from fafed.measuring import chunks, measuring
+from fafed.objective import Model
 from fafed.preparation import Prepared, Shards
-from fafed.run import Run
+from fafed.run import Measure, Run
 from fafed.rundir import OnRecord, RunDir, execute
 from fafed.silos import memory, messages
 from fafed.silos.audit import Audit, logged
@@ -56,6 +57,8 @@ def serve(
         goal = preparation.model(experiment, text=shards.text)
         memory.park(goal, place.path)
         algorithm = experiment.algorithm_object(known["epoch_steps"]).fitted(goal.sizes)
+        metrics = preparation.chosen(experiment, text=shards.text)
+        found = measuring(goal, shards.measured, metrics, threads=experiment.threads)
         silos = Silos(
             algorithm,
             goal,
@@ -79,12 +82,7 @@ def serve(
                 failure=experiment.failure,
                 seed=experiment.seed,
             ),
-            measure=measuring(
-                goal,
-                shards.measured,
-                preparation.chosen(experiment, text=shards.text),
-                threads=experiment.threads,
-            ),
+            measure=_tried(found, goal, measure),
             measure_every=experiment.eval_every,
         )
         return Prepared(run, goal, shards)
@@ -166,3 +164,16 @@ def _measured(experiment: Experiment, measure: str | None) -> Shards:
         return Shards(nothing, {}, None, None, text=False)
     test = datasets.from_file(measure)
     return Shards(nothing, {"test": lambda: chunks(test)}, None, None, text=False)
+
+
+def _tried(measured: Measure | None, goal: Model, file: str | None) -> Measure | None:
+    """Measured once in advance: a file that does not fit the model is told before the first round,
+    and the server sees no client's data to compare it with."""
+    if measured is not None and file != "share":
+        try:
+            measured(goal.x0, goal.start().buffers)
+        except Exception as cause:
+            raise ConfigError(
+                f"{type(goal.module).__name__} cannot be measured on {file}: {cause}"
+            ) from cause
+    return measured
