@@ -98,14 +98,9 @@ class Plan:
 
     @remembered
     def tuned(self, name: str, algorithm: str) -> Race:
-        """A wider grid, or as much of it as everybody may try and, where it has it, the fair
-        choice."""
         search = self.protocol.tuned
         grid = points(self.tuned_grid(name, algorithm))
-        best = self.fair(name, algorithm).winner.job.settings
-        chosen = subset(grid, search.trials)
-        also = [point for point in grid if point == best and point not in chosen]
-        return self._race(name, algorithm, [*chosen, *also], search)
+        return self._race(name, algorithm, subset(grid, search.trials), search)
 
     def tuned_grid(self, name: str, algorithm: str) -> Grid:
         search = self.protocol.tuned
