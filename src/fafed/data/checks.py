@@ -38,9 +38,8 @@ def check_measured(
         if not found:
             raise DataError(f"{name}: it has no examples; leave it out, or give it some")
         _check_agrees(found[0], clients, name)
-        for *_, labels in found if classes is not None else ():
-            assert classes is not None
-            if (wrong := _wrong(labels, classes)).any():
+        for *_, labels in found:
+            if classes is not None and (wrong := _wrong(labels, classes)).any():
                 raise _label(name, int(labels[wrong][0]), classes)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fafed.paper.findings import ACCURACY, FAFED, Findings, Races, level, title
 from fafed.paper.ledger import Outcome
-from fafed.paper.verdicts import NOT_YET
+from fafed.paper.verdicts import NOT_YET, tried
 from fafed.report.numbers import Stat, duration, listing
 
 
@@ -119,9 +119,8 @@ def grids_table(f: Findings) -> str:
         grid = search.grids[method]
         size = len(search.eta_times) * math.prod(map(len, grid.values()))
         values = {key: listing([value_text(v) for v in grid[key]]) for key in grid}
-        tried = f"all {size}" if size <= search.trials else f"{search.trials} of {size}"
         words = "; ".join(f"{key} from {listed}" for key, listed in values.items())
-        same.setdefault((words, tried), []).append(title(method))
+        same.setdefault((words, tried(size, search.trials)), []).append(title(method))
     rows = [[listing(names), *cells] for cells, names in same.items()]
     return markdown(["method", "beside eta", "trials"], rows)
 

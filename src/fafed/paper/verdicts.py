@@ -82,12 +82,16 @@ def at_an_end(f: Findings, races: Races, grids: Callable[[str, str], Grid]) -> s
     return "; ".join(found) or NOTHING
 
 
+def tried(size: int, most: int) -> str:
+    """How many points of a grid are tried."""
+    return f"{most} of {size}" if most < size else f"all {size}"
+
+
 def trials_words(sizes: Mapping[str, int], most: int) -> str:
     """How many points of its grid each method has tried: method -> points that it has."""
     by_count: dict[str, list[str]] = {}
     for method, size in sizes.items():
-        words = f"{most} of {size}" if most < size else f"all {size}"
-        by_count.setdefault(words, []).append(title(method))
+        by_count.setdefault(tried(size, most), []).append(title(method))
     return "; ".join(f"{listing(names)} {words}" for words, names in by_count.items())
 
 
