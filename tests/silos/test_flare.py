@@ -40,18 +40,19 @@ def close(a, b):
     torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
+def silos_try(file, *options):
+    """`fafed silos try` as a process of its own, with its runs beside the experiment."""
+    command = [sys.executable, "-m", "fafed", "silos", "try", file, "--runs", file.parent / "runs"]
+    return subprocess.run(
+        [*command, *options], capture_output=True, text=True, timeout=150, check=False
+    )
+
+
 @pytest.mark.waits
 def test_one_command_gives_the_numbers_of_the_loop_engine(tmp_path):
     write_data(tmp_path / "data", 3)
     file = write_experiment(tmp_path / "small.toml", tmp_path / "data", rounds=3, engine="loop")
-    done = subprocess.run(
-        f"{sys.executable} -m fafed silos try {file} --silos 3 --algorithms {','.join(SIX)} "
-        f"--runs {tmp_path / 'runs'} --json".split(),
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+    done = silos_try(file, "--silos", "3", "--algorithms", ",".join(SIX), "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert len(told) == len(SIX)
@@ -229,14 +230,7 @@ def refused_without_the_right_certificate(local, folder):
 def test_a_run_that_diverges_ends_as_one_here_does(tmp_path):
     write_data(tmp_path / "data", 2)
     file = write_experiment(tmp_path / "small.toml", tmp_path / "data", rounds=3, engine="loop")
-    done = subprocess.run(
-        f"{sys.executable} -m fafed silos try {file} --silos 2 --set algorithm.eta=1e38 "
-        f"--runs {tmp_path / 'runs'}".split(),
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+    done = silos_try(file, "--silos", "2", "--set", "algorithm.eta=1e38")
     assert done.returncode == 1, done.stderr
     assert "client 0 produced a non-finite" in done.stderr
 

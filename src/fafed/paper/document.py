@@ -143,9 +143,13 @@ Test accuracy on Fashion-MNIST after {budgets} rounds (low / moderate / high het
 {seeds}; settings chosen on held-out data with the same number of trials at most for each method:
 
 {tables.table_2(findings)}
-FAFED's place. {verdicts.sentence(verdicts.standings(findings, fair))} After a search beyond the
-paper's grid, for everybody: {verdicts.standings(findings, further)}. Two other readings of the
-paper, added afterwards, because FAFED had gained in them: {readings}.
+FAFED's place:
+
+- In the table, on the paper's grid: {verdicts.standings(findings, fair)}.
+- After a search beyond that grid, for everybody: {verdicts.standings(findings, further)}.
+- In two other readings of the paper, added afterwards, because FAFED had gained in
+  them: {readings}.
+
 [Where it loses, and everything else](docs/paper.md): equal gradients and bytes, longer runs, other
 data, deviations.
 

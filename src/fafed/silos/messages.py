@@ -64,6 +64,11 @@ class Place(NamedTuple):
     exchange: int = 0
     attempt: str = ""  # a round that is tried again has another one
 
+    @classmethod
+    def of(cls, head: Mapping[str, Any]) -> Place:
+        """The place that a message's head names."""
+        return cls(*(head[name] for name in cls._fields))
+
 
 class Packed(NamedTuple):
     """The tensors of a message, ready to be sent to any number of silos."""

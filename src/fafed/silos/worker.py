@@ -73,7 +73,7 @@ class Worker:
         know the run: its disk may be new. Not answered; what is wrong shows in the other answer."""
         with self.lock, logged(self.site.folder / "log.txt"), contextlib.suppress(FafedError):
             head = messages.glance(hello.head)
-            place = Place(*(head[name] for name in Place._fields))
+            place = Place.of(head)
             try:
                 self._known(place.run)
             except Refused:
@@ -88,7 +88,7 @@ class Worker:
             if size > self.site.limit:
                 raise Refused(f"it has {size} bytes, this silo takes {self.site.limit}")
             head = messages.glance(request.head)
-            place = Place(*(head[name] for name in Place._fields))
+            place = Place.of(head)
             asked, digest = head["kind"], head["sha256"]
             self.audit.note("received", "server", asked, place, size, digest)
             if asked not in ("hello", "visit"):
@@ -209,8 +209,7 @@ def unable(head: bytes, cause: Exception) -> Message:
     """What a silo answers that cannot even begin, because its own file is wrong, say."""
     place = Place("")
     with contextlib.suppress(Refused):
-        found = messages.glance(head)
-        place = Place(*(found[name] for name in Place._fields))
+        place = Place.of(messages.glance(head))
     return messages.write("failed", place, {"error": type(cause).__name__}, EMPTY)
 
 
