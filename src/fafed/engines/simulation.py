@@ -35,7 +35,7 @@ SMALL_GRADIENT = 3e7  # floating-point operations; measured by benchmarks/engine
 GROUPS = 2  # vmap: at least so many, for as many workers,
 SLOW_BYTES, SLOW_GROUPS = 2**20, 20  # or so many, for models of this size, that all end together
 GROUP_BYTES = 2**23  # vmap: parameters of the clients in one group; larger ones leave the cache
-LARGE_BYTES = 2**25  # a vector after whose use memory is returned; a client takes seconds
+LARGE_BYTES = 2**25  # a vector after whose use memory may be returned; a client takes seconds
 UNDO_BYTES = 2**30  # clients' states that are held twice while a round is under way
 
 

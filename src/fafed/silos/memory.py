@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fafed import tree
+from fafed.allocation import call
 from fafed.objective import Model
 from fafed.silos import bodies
 
@@ -27,19 +25,12 @@ def return_memory() -> None:
         (_MMAP_THRESHOLD, bodies.LARGE),
         (_TRIM_THRESHOLD, 2 * bodies.LARGE),
     ):
-        _call("mallopt", option, value)
+        call("mallopt", option, value)
 
 
 def trim() -> None:
     """Give back what the pieces of a large message took on their way; gradients come next."""
-    _call("malloc_trim", 0)
-
-
-def _call(name: str, *arguments: int) -> None:
-    """A function of the GNU C library; nothing happens with another one."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            getattr(ctypes.CDLL(None), name)(*arguments)
+    call("malloc_trim", 0)
 
 
 def park(goal: Model, folder: Path) -> None:
