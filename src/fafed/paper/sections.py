@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 from fafed.paper import tables, verdicts
@@ -298,8 +299,9 @@ nothing was tuned here. Of alpha, beta, beta1 and beta2 it gives 0.1 and 0.9, re
 and 0.9 for the others; the step falls with the epochs and the first batch is one of b, as in the
 public code, which trains for 40 epochs. The training loss is the mean over the clients' local
 steps, with dropout, and the training perplexity its exponential; the test perplexity is without.
-Gradients are clipped to norm 0.25, so that sqrt(v) is below rho = 0.01
-for nearly every coordinate and FAFED is close to STEM with the step eta/rho
+Who takes all {verdicts.WORDS:,} words for equally likely has a loss of
+{math.log(verdicts.WORDS):.3f}. Gradients are clipped to norm 0.25, so that sqrt(v) is below
+rho = 0.01 for nearly every coordinate and FAFED is close to STEM with the step eta/rho
 ([why](theory.md#by-arithmetic-alone)). That STEM is the control: what it reaches as well is a
 matter of step size, not of adaptivity. {verdicts.sentence(verdicts.control_words(f))}
 

@@ -14,6 +14,7 @@ NOT_YET = "not run yet"
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth")
 RIVALS = ("fedadam", "fedams")  # that the paper finds less smooth
 EXAMPLES = 60_000  # in the training set of Fashion-MNIST
+WORDS = 33_278  # in the vocabulary of WikiText-2
 
 
 def sentence(words: str) -> str:
