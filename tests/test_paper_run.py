@@ -191,14 +191,18 @@ def test_a_stage_alone_and_a_restart(tiny, ran, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="'budgets'; did you mean 'budget'"):
         driver.run(tiny, root, results, only=["budgets"])
 
-    def killed(*arguments, **options):
+    def killed(experiments, root, *arguments, **options):
+        """When the first of them has ended and nobody has looked yet."""
+        first = experiments[0]
+        execute(first, RunDir.of(first, root), prepare=partial(prepare, workers=1))
         raise KeyboardInterrupt
 
-    count = len(ran)
+    count, known = len(ran), len(driver.everything(root, results).outcomes)
     with monkeypatch.context() as patch:
         patch.setattr(driver, "run_all", killed)
         with pytest.raises(KeyboardInterrupt):
             driver.run(tiny, root, results, say=lambda line: None)
+    assert len(driver.everything(root, results).outcomes) == known + 1
     driver.run(tiny, root, results, only=["text"], say=lambda line: None)
     assert len(ran) == count + 2
     findings = Findings(Plan(tiny, driver.everything(root, results)))

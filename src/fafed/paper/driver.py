@@ -102,8 +102,10 @@ def run(
                 break
             say(f"{name}: {len(todo)} runs, {sum(job.rounds for job in todo)} rounds")
             batch = Batch(protocol, ledger, todo, root, say)
-            run_all(batch.experiments, root, jobs, batch.look, threads=workers)
-            batch.collect()
+            try:
+                run_all(batch.experiments, root, jobs, batch.look, threads=workers)
+            finally:
+                batch.collect()
         else:
             say(f"{name}: done")
 
