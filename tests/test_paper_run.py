@@ -13,7 +13,7 @@ from small import experiment, write_data
 
 from fafed.errors import ConfigError, FafedError
 from fafed.experiment import Experiment
-from fafed.paper import document, driver, figures
+from fafed.paper import document, driver, figures, verdicts
 from fafed.paper.findings import Findings, read_at, rises
 from fafed.paper.ledger import Job, Ledger, Missing, Outcome, extracted
 from fafed.paper.plan import Plan, crossed, missing, points, score, subset
@@ -58,7 +58,12 @@ def tiny(tmp_path):
         "budget": {"algorithm": "fedavg", "rounds": 12},
         "curves": content["curves"] | {"rounds": 4, "trials": 2, "data": data},
         "language": {
-            "text": {"about": "tiny", "methods": ["fafed"], "seed": 1, "control": {"eta": 0.1}}
+            "text": {
+                "about": "tiny",
+                "methods": ["fafed", "stem"],
+                "seed": 1,
+                "control": {"rounds": 2, "settings": {"eta": 0.1}},
+            }
         },
         "experiments": {
             name: Experiment.of(
@@ -204,9 +209,17 @@ def test_a_stage_alone_and_a_restart(tiny, ran, tmp_path, monkeypatch):
             driver.run(tiny, root, results, say=lambda line: None)
     assert len(driver.everything(root, results).outcomes) == known + 1
     driver.run(tiny, root, results, only=["text"], say=lambda line: None)
-    assert len(ran) == count + 2
+    assert len(ran) == count + 3
     findings = Findings(Plan(tiny, driver.everything(root, results)))
-    assert set(findings.language("text")) == {"FAFED", "STEM, step eta/rho"}
+    assert list(findings.language("text")) == ["FAFED", "STEM"]
+    compared = findings.controlled("text")  # all three after the control's rounds
+    assert list(compared) == ["FAFED", "STEM, step eta/rho", "STEM"]
+    assert {run.columns["round"][-1] for run in compared.values()} == {2}
+    whole = findings.language("text")["FAFED"]
+    assert compared["FAFED"].series("train_loss") == whole.series("train_loss")[:2]
+    assert len(whole.columns["round"]) > 2
+    for label, run in compared.items():
+        assert f"{label}: {run.end('train_loss', 1):.3f}" in verdicts.control_words(findings)
     assert figures.write(findings, tmp_path, ["figure-1"]) == ["figure-1"]
     assert "training perplexity" in (tmp_path / "figure-1.svg").read_text("utf-8")
 
@@ -314,6 +327,14 @@ def test_the_end_of_a_run():
     assert crossed(run, "test_accuracy", 2, 0.61) is None
     assert math.isnan(run.end("train_loss", 1))
     assert score(outcome([0.9], failure="round 3: NaN"), 1) == -math.inf
+
+
+def test_a_run_as_it_was_earlier():
+    run = outcome([0.1, 0.2, 0.3], failure="in round 4")
+    early = run.until(2)
+    assert early.series("test_accuracy") == [(1, 0.1), (2, 0.2)]
+    assert early.failure is None  # it failed later
+    assert run.until(3).failure == run.until(9).failure == "in round 4"
 
 
 def test_subsets_are_the_same_every_time_and_cover_the_step_sizes():

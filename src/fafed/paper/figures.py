@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fafed.paper.findings import ACCURACY, FAFED, Findings, Runs, level, title
+from fafed.paper.findings import ACCURACY, CONTROL, FAFED, Findings, Runs, level, title
 from fafed.paper.ledger import Outcome
 from fafed.report.palette import LIGHT
 from fafed.report.static import DASHES, save, styled
@@ -110,6 +110,8 @@ def language(findings: Findings) -> Figure | None:
     for i, (name, runs) in enumerate(found.items()):
         left, right = axes[2 * i : 2 * i + 2]
         lines = {label: [run] for label, run in runs.items()}
+        if compared := findings.controlled(name):
+            lines[CONTROL] = [compared[CONTROL]]
         _curves(left, lines, "train_loss", "round")
         _curves(right, lines, "train_loss", "round", log=True, of=math.exp)
         name_axes(left, p.language[name].about, "rounds", "training loss")

@@ -24,6 +24,7 @@ Runs = Callable[[str, str], list[Outcome]]
 ACCURACY = "test_accuracy"
 DATA = {"fashion-mnist": "Fashion-MNIST", "mnist": "MNIST", "cifar-10": "CIFAR-10"}
 FAFED, FEDAVG = "fafed", "fedavg"
+CONTROL = "STEM, step eta/rho"
 
 
 def title(algorithm: str) -> str:
@@ -94,12 +95,20 @@ class Findings:
         return [found] if found else []
 
     def language(self, name: str) -> dict[str, Outcome]:
-        """Label -> run, the control last."""
-        wanted = self.protocol.language[name]
-        found = {title(m): known(partial(self.plan.language, name, m)) for m in wanted.methods}
-        if wanted.control:
-            found["STEM, step eta/rho"] = known(partial(self.plan.control, name))
+        """Method -> run."""
+        methods = self.protocol.language[name].methods
+        found = {title(m): known(partial(self.plan.language, name, m)) for m in methods}
         return {label: outcome for label, outcome in found.items() if outcome}
+
+    def controlled(self, name: str) -> dict[str, Outcome]:
+        """FAFED, the control and STEM as they are after the control's rounds: label -> run."""
+        if self.protocol.language[name].control is None:
+            return {}
+        control, runs = known(partial(self.plan.control, name)), self.language(name)
+        if control is None or not {"FAFED", "STEM"} <= set(runs):
+            return {}
+        found = {"FAFED": runs["FAFED"], CONTROL: control, "STEM": runs["STEM"]}
+        return {label: run.until(control.job.rounds) for label, run in found.items()}
 
     def sensitivity(self) -> dict[str, list[tuple[float, Outcome]]]:
         """What -> (value, run)."""

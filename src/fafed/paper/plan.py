@@ -158,9 +158,10 @@ class Plan:
 
     def control(self, name: str) -> Outcome:
         """STEM with FAFED's step over rho."""
-        rounds, wanted = self.protocol.experiment(name).rounds, self.protocol.language[name]
+        wanted = self.protocol.language[name]
         assert wanted.control is not None
-        return self._one(Job(name, "stem", wanted.control, wanted.seed, rounds))
+        control = wanted.control
+        return self._one(Job(name, "stem", control.settings, wanted.seed, control.rounds))
 
     # Parts of these.
 

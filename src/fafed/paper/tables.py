@@ -204,9 +204,10 @@ def _single(run: Outcome | None, f: Findings) -> str:
     return "diverged" if math.isnan(value) else f"{value:.4f}"
 
 
-def language_table(f: Findings, name: str) -> str:
+def language_table(runs: Mapping[str, Outcome]) -> str:
+    """Label -> run."""
     rows = []
-    for label, run in f.language(name).items():
+    for label, run in runs.items():
         train, test = run.end("train_loss", 1), run.end("test_loss", 1)
         chosen = settings(run.job.settings, ("tau",))
         if run.failure:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
-from fafed.paper.findings import FAFED, Findings, Races, Runs, level, title
+from fafed.paper.findings import CONTROL, FAFED, Findings, Races, Runs, level, title
 from fafed.paper.plan import Grid
 from fafed.report.numbers import NOTHING, Stat, listing
 
@@ -142,10 +141,10 @@ def late_starters(f: Findings, among: int = 3) -> str:
 
 
 def language_words(f: Findings) -> str:
-    """FAFED's place by training loss in the language models, the control left out."""
+    """FAFED's place by training loss in the language models."""
     words = []
     for name, wanted in f.protocol.language.items():
-        runs = {label: run for label, run in f.language(name).items() if "eta/rho" not in label}
+        runs = f.language(name)
         ends = {label: run.end("train_loss", 1) for label, run in runs.items()}
         mine = ends.get(title(FAFED), math.nan)
         others = {label: end for label, end in ends.items() if end == end and label != title(FAFED)}
@@ -164,22 +163,18 @@ def language_words(f: Findings) -> str:
 
 
 def control_words(f: Findings) -> str:
-    found: Mapping[str, Any] = {}
-    for name in f.protocol.language:
-        runs = f.language(name)
-        if "FAFED" in runs and any("eta/rho" in label for label in runs):
-            found = runs
-            break
+    """FAFED's training loss beside that of the control and of STEM."""
+    found = {name: runs for name in f.protocol.language if (runs := f.controlled(name))}
     if not found:
-        return f"STEM at step eta/rho: {NOT_YET}"
-    (control,) = (run for label, run in found.items() if "eta/rho" in label)
-    compared = {"FAFED": found["FAFED"], "STEM at step eta/rho": control, "STEM": found.get("STEM")}
-    words = [
-        f"{label} " + ("diverged" if run.failure else f"{run.end('train_loss', 1):.3f}")
-        for label, run in compared.items()
-        if run
+        return f"{CONTROL}: {NOT_YET}"
+    ((name, runs),) = found.items()
+    ends = [
+        f"{label}: {'diverged' if run.failure else format(run.end('train_loss', 1), '.3f')}"
+        for label, run in runs.items()
     ]
-    return f"training loss at the end: {', '.join(words)}"
+    rounds = runs[CONTROL].job.rounds
+    words = f"training loss with {f.protocol.language[name].about} after {rounds} rounds: "
+    return words + "; ".join(ends)
 
 
 def also_words(f: Findings) -> str:
