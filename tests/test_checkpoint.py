@@ -115,6 +115,32 @@ def test_buffers_and_hidden_states_survive(tmp_path):
         assert torch.equal(a, b)
 
 
+def test_what_clients_hold_together_is_written_once_and_held_together_again(tmp_path):
+    """SCAFFOLD's clients all keep the model of the last round."""
+    p = Problem(4)
+    begun, again = (p.run(fafed.SCAFFOLD(0.05), 2, 4, engine="loop") for _ in range(2))
+    for _ in range(2):
+        begun.round()
+    path = checkpoint.save(begun, tmp_path, "d")
+    written = load_file(path)
+    assert [name for name in written if name.endswith(".x")] == ["client.0.local.x", "server.0.x"]
+    checkpoint.load(again, path, "d")
+    assert same(begun, again)
+    assert len({state.local.x.data_ptr() for state in again.engine.states}) == 1
+    assert len({state.local.c.data_ptr() for state in again.engine.states}) == 4
+
+
+def test_files_without_what_is_held_together_are_read(tmp_path):
+    run, path = saved(tmp_path)
+    with checkpoint.safe_open(path, framework="pt") as file:
+        header = json.loads(file.metadata()["fafed"])
+    assert header.pop("same") == {}
+    save_file(load_file(path), path, {"fafed": json.dumps(header | {"format": 1})})
+    again = Problem(3).run(fafed.FAFED(), 2, 3)
+    checkpoint.load(again, path, "digest-of-this-run")
+    assert same(run, again)
+
+
 def saved(tmp_path, rounds=3):
     run = Problem(3).run(fafed.FAFED(), 2, rounds)
     for _ in run:

@@ -1,8 +1,9 @@
 """A run's state in a file, and back, bit for bit.
 
 One safetensors file: the server's state and every client's, with a header that says which run and
-round it is and a checksum of each tensor. A file is written beside its final name and renamed, so
-it is either whole or not there; it is checked when read.
+round it is and a checksum of each tensor. What clients hold together, as SCAFFOLD's the model of
+the last round, is written once, and held together again when it is read. A file is written beside
+its final name and renamed, so it is either whole or not there; it is checked when read.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from fafed.engines.distributed import Distributed
 from fafed.errors import FafedError
 from fafed.run import Run, State, Totals
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)  # 1: everything is written as often as it is held
 KEPT = 2  # the last ones, so that a damaged one does not end a run
 
 
@@ -39,7 +41,10 @@ def save(run: Run, folder: Path, digest: str) -> Path:
     present = [i for i, client in enumerate(clients) if client is not None]
     for i in present:
         tensors |= tree.flatten(clients[i], f"client.{i}")
-    tensors = {name: leaf.detach().contiguous().cpu() for name, leaf in tensors.items()}
+    same = _repeated(tensors)
+    tensors = {
+        name: leaf.detach().contiguous().cpu() for name, leaf in tensors.items() if name not in same
+    }
     header = {
         "format": FORMAT,
         "digest": digest,
@@ -50,12 +55,13 @@ def save(run: Run, folder: Path, digest: str) -> Path:
         "engine": engine.engine,
         "memo": getattr(engine, "memo", None),  # what a server remembers of real silos
         "checksums": {name: _checksum(leaf) for name, leaf in tensors.items()},
+        "same": same,
     }
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"round-{state.round:07d}.safetensors"
     part = path.with_suffix(".part")
     try:
-        # leaves may share memory (a client's x is the server's), which safetensors refuses
+        # leaves may be parts of one memory (clients side by side), which safetensors refuses
         save_file(_unshared(tensors), part, {"fafed": json.dumps(header)})
         part.replace(path)
     except (OSError, SafetensorError) as cause:
@@ -95,7 +101,8 @@ def load(run: Run, path: Path, digest: str) -> None:
     engine = _keeping(run)
     tensors, header = verify(path, digest), _header(path)
     device = run.state.shared.x.device
-    tensors = {name: leaf.to(device) for name, leaf in tensors.items()}
+    moved = {id(leaf): leaf.to(device) for leaf in tensors.values()}
+    tensors = {name: moved[id(leaf)] for name, leaf in tensors.items()}
     shared, buffers = tree.unflatten((run.state.shared, run.state.buffers), tensors, "server")
     local = run.algorithm.join(shared.x)
     states: list[ClientState | None] = [None] * engine.population
@@ -137,9 +144,9 @@ def _header(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework="pt") as file:
             header: dict[str, Any] = json.loads((file.metadata() or {})["fafed"])
-        if header["format"] != FORMAT:
+        if header["format"] not in READABLE:
             raise CheckpointError(
-                f"checkpoint {path} has format {header['format']}, this fafed reads {FORMAT}"
+                f"checkpoint {path} has format {header['format']}, this fafed reads up to {FORMAT}"
             )
         return header
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as cause:
@@ -149,19 +156,33 @@ def _header(path: Path) -> dict[str, Any]:
 
 
 def _tensors(path: Path, header: dict[str, Any]) -> dict[str, Tensor]:
-    tensors = {}
+    tensors, same = {}, header.get("same", {})
     with safe_open(path, framework="pt") as file:
-        if set(file.keys()) != set(header["checksums"]):
+        names = set(file.keys())
+        if names != set(header["checksums"]) or not set(same.values()) <= names:
             raise CheckpointError(f"checkpoint {path} is damaged: tensors are missing")
         for name, checksum in header["checksums"].items():
             tensors[name] = file.get_tensor(name)
             if _checksum(tensors[name]) != checksum:
                 raise CheckpointError(f"checkpoint {path} is damaged: {name} fails its checksum")
-    return tensors
+    return tensors | {name: tensors[first] for name, first in same.items()}
 
 
 def _checksum(leaf: Tensor) -> int:
     return zlib.crc32(leaf.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+
+
+def _repeated(tensors: dict[str, Tensor]) -> dict[str, str]:
+    """Name -> the first name of the very same tensor, for those that come again."""
+    first: dict[Any, str] = {}
+    found = {}
+    for name, leaf in tensors.items():
+        if leaf.numel():
+            key = leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride()
+            earlier = first.setdefault(key, name)
+            if earlier != name:
+                found[name] = earlier
+    return found
 
 
 def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
