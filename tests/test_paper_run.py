@@ -14,7 +14,7 @@ from small import experiment, write_data
 from fafed.errors import ConfigError, FafedError
 from fafed.experiment import Experiment
 from fafed.paper import document, driver, figures, verdicts
-from fafed.paper.findings import Findings, read_at, rises
+from fafed.paper.findings import Findings, perplexity, read_at, rises
 from fafed.paper.ledger import Job, Ledger, Missing, Outcome, extracted
 from fafed.paper.plan import Plan, crossed, missing, points, score, subset
 from fafed.paper.protocol import Protocol
@@ -335,6 +335,22 @@ def test_a_run_as_it_was_earlier():
     assert early.series("test_accuracy") == [(1, 0.1), (2, 0.2)]
     assert early.failure is None  # it failed later
     assert run.until(3).failure == run.until(9).failure == "in round 4"
+
+
+def test_where_a_curve_is_the_lowest_and_what_is_shown_of_perplexities():
+    def run(*losses):
+        plain = outcome([0.5] * len(losses))
+        return replace(plain, columns=dict(plain.columns) | {"train_loss": list(losses)})
+
+    other = run(5.0, 4.0, 3.0, 3.0)
+    led = {"FAFED": run(9.0, 3.5, 2.5, 3.0), "FedAvg": other}
+    assert verdicts.lowest_words(led) == "lowest in 2 of 4 rounds, from 2 to 3"
+    assert verdicts.lowest_words({"FAFED": run(9.0, 4.0, 2.0, 3.5), "FedAvg": other}) == (
+        "lowest in 1 of 4 rounds, round 3"
+    )
+    assert verdicts.lowest_words({"FAFED": other, "FedAvg": other}) == "lowest in no round"
+    assert figures._later(led["FAFED"]) == pytest.approx(math.exp(3.0))
+    assert perplexity(1e9) < math.inf
 
 
 def test_subsets_are_the_same_every_time_and_cover_the_step_sizes():

@@ -7,8 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fafed.paper.findings import ACCURACY, CONTROL, FAFED, Findings, Runs, level, title
+from fafed.paper.findings import (
+    ACCURACY,
+    CONTROL,
+    FAFED,
+    Findings,
+    Runs,
+    level,
+    perplexity,
+    title,
+)
 from fafed.paper.ledger import Outcome
+from fafed.paper.verdicts import WORDS
 from fafed.report.palette import LIGHT
 from fafed.report.static import DASHES, save, styled
 from fafed.theory.figures import name_axes, note, panels
@@ -29,6 +39,7 @@ HUES = {
 MUTED = LIGHT.muted
 UNITS = {"round": "rounds", "gradients": "gradients, all clients", "bytes": "sent, all clients"}
 SIZE = (9.0, 3.1)  # of a row of three panels
+ABOVE_LATER = 3  # times the largest perplexity of the second half is what is shown of all
 
 Lines = dict[str, list[Outcome]]  # label -> runs
 Draw = Callable[[Findings], "Figure | None"]
@@ -101,7 +112,8 @@ def training(at: str) -> Draw:
 
 
 def language(findings: Findings) -> Figure | None:
-    """Training loss and training perplexity of the language models."""
+    """Training loss of the language models, and their training perplexity without the height from
+    which it starts, beside which nothing else could be told apart."""
     p = findings.protocol
     found = {name: runs for name in p.language if (runs := findings.language(name))}
     if not found:
@@ -113,7 +125,9 @@ def language(findings: Findings) -> Figure | None:
         if compared := findings.controlled(name):
             lines[CONTROL] = [compared[CONTROL]]
         _curves(left, lines, "train_loss", "round")
-        _curves(right, lines, "train_loss", "round", log=True, of=math.exp)
+        _guess(left)
+        top = ABOVE_LATER * max(_later(run) for run in runs.values())
+        _curves(right, lines, "train_loss", "round", log=True, of=perplexity, top=top)
         name_axes(left, p.language[name].about, "rounds", "training loss")
         name_axes(right, p.language[name].about, "rounds", "training perplexity")
     _legend(figure, axes)
@@ -198,6 +212,7 @@ def _curves(
     *,
     log: bool = False,
     of: Callable[[float], float] = float,
+    top: float | None = None,
 ) -> None:
     """The mean over seeds, and between the lowest and the highest seed."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
@@ -230,9 +245,31 @@ def _curves(
     panel.set_xlim(left=0)
     if log:
         panel.set_yscale("log")
+        panel.set_ylim(top=top)
         _plain_numbers(panel)
     elif quantity == ACCURACY:
         panel.set_ylim(bottom=_floor(lines))
+
+
+def _later(run: Outcome) -> float:
+    """The largest training perplexity of the second half."""
+    losses = [y for r, y in run.series("train_loss") if 2 * r > run.job.rounds]
+    return max(map(perplexity, losses), default=1.0)
+
+
+def _guess(panel: Axes) -> None:
+    """The loss of who takes all words for equally likely, if there is something that high."""
+    loss = math.log(WORDS)
+    if loss < panel.get_ylim()[1]:
+        panel.axhline(loss, color=MUTED, linewidth=0.8, linestyle=":")
+        note(
+            panel,
+            "uniform guess",
+            (0.99, loss),
+            xycoords=("axes fraction", "data"),
+            ha="right",
+            va="bottom",
+        )
 
 
 def _floor(lines: Lines) -> float:

@@ -36,6 +36,10 @@ def level(name: str) -> str:
     return name.rpartition("-")[2]
 
 
+def perplexity(loss: float) -> float:
+    return math.exp(min(loss, 700))  # what a float can hold
+
+
 def known(call: Callable[[], T]) -> T | None:
     try:
         return call()

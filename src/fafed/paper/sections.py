@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 from fafed.paper import tables, verdicts
+from fafed.paper.figures import ABOVE_LATER
 from fafed.paper.findings import CONTROL, Findings, level, title
 from fafed.paper.plan import points
 from fafed.paper.protocol import Search
@@ -314,6 +315,9 @@ it beside the others' first ones.
 FAFED's place by training loss. {verdicts.sentence(verdicts.language_words(f))}
 
 {{figure-1}}
+
+Of the perplexities only what is below {ABOVE_LATER} times the largest of the second half is shown.
+Dotted: all words taken for equally likely.
 
 {chr(10).join(parts)}"""
 

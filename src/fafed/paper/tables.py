@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fafed.paper.findings import ACCURACY, FAFED, Findings, Races, level, title
+from fafed.paper.findings import ACCURACY, FAFED, Findings, Races, level, perplexity, title
 from fafed.paper.ledger import Outcome
 from fafed.paper.verdicts import NOT_YET, tried
 from fafed.report.numbers import Stat, duration, listing
@@ -213,7 +213,7 @@ def language_table(runs: Mapping[str, Outcome]) -> str:
         if run.failure:
             rows.append([label, "diverged", "diverged", chosen])
         else:
-            rows.append([label, f"{train:.3f}", f"{math.exp(min(test, 700)):.1f}", chosen])
+            rows.append([label, f"{train:.3f}", f"{perplexity(test):.1f}", chosen])
     return markdown(["method", "training loss", "test perplexity", "setting"], rows)
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from fafed.paper.findings import CONTROL, FAFED, Findings, Races, Runs, level, title
+from fafed.paper.ledger import Outcome
 from fafed.paper.plan import Grid
 from fafed.report.numbers import NOTHING, Stat, listing
 
@@ -157,9 +158,20 @@ def language_words(f: Findings) -> str:
         best = min(others, key=lambda label: others[label])
         words.append(
             f"{wanted.about}: {place} of {len(runs)}{so_far}, {mine:.3f}, the best other {best} "
-            f"{others[best]:.3f}"
+            f"{others[best]:.3f}, {lowest_words(runs)}"
         )
     return "; ".join(words)
+
+
+def lowest_words(runs: Mapping[str, Outcome]) -> str:
+    """In which rounds FAFED has the lowest training loss."""
+    losses = {label: dict(run.series("train_loss")) for label, run in runs.items()}
+    mine = losses.pop(title(FAFED))
+    led = [r for r in mine if all(mine[r] < other.get(r, math.inf) for other in losses.values())]
+    if not led:
+        return "lowest in no round"
+    which = f"from {led[0]:.0f} to {led[-1]:.0f}" if len(led) > 1 else f"round {led[0]:.0f}"
+    return f"lowest in {len(led)} of {len(mine)} rounds, {which}"
 
 
 def control_words(f: Findings) -> str:
