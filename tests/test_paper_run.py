@@ -73,6 +73,7 @@ def tiny(tmp_path):
         },
     }
     content["tuned"] |= {"trials": 5, "eta_times": [1.0, 2.0]}
+    content["momentum"] = {"server_momentum": [0.5, 0.9], "eta_times": [0.5]}
     content["sensitivity"] |= {
         "experiment": "tiny-low",
         "values": {"algorithm.alpha": [0.5, 1.0], "local_steps": [1, 2]},
@@ -154,6 +155,12 @@ def test_everything_once(tiny, ran, tmp_path):
     assert mean(tuned.winner) == max(map(mean, tuned.rungs[-1]))
     also = plan.tuned_also("tiny-low", "fafed", 2).job
     assert also.settings == tuned.winner.job.settings | {"v_bits": 8}
+    best = tuned.winner.job.settings
+    faster = plan.momentum("tiny-low")  # by the rule of the fair search
+    assert [o.job.settings for o in sorted(faster.rungs[0], key=lambda o: o.job.key)] == [
+        best | {"eta": 0.5 * best["eta"], "server_momentum": mu} for mu in (0.5, 0.9)
+    ]
+    assert plan.momentum_final("tiny-low", 2).job.settings == faster.winner.job.settings
     wider = plan.tuned("tiny-low", "fedavg")  # two step sizes and three of the server's
     assert [len(rung) for rung in wider.rungs] == [5, 5, 3]
     fair = plan.fair("tiny-low", "fedavg").winner.job.settings["eta"]
@@ -179,11 +186,15 @@ def test_everything_once(tiny, ran, tmp_path):
     assert findings.at_equal_cost("tiny-low", "gradients")["fedavg"] == findings.end(
         findings.finals("tiny-low", "fedavg")
     )
+    runs = findings.with_momentum
+    assert runs("tiny-low", "fedavg") == findings.tuned("tiny-low", "fedavg")
+    assert {run.job.seed for run in runs("tiny-low", "fafed")} == {1, 2}
+    assert f"eta = {best['eta'] / 2:.3g}, server_momentum = 0." in page
     assert set(findings.training("tiny-low")) == set(tiny.methods)
     costs = findings.costs("tiny-low", "fafed")
     assert costs["gradients"] > 2
     assert costs["bytes"] > 2.5
-    drawable = {"table-2", "costs", "long", "tuned", "sensitivity", "figure-2"}
+    drawable = {"table-2", "costs", "long", "tuned", "momentum", "sensitivity", "figure-2"}
     assert set(figures.available(findings)) == drawable
     assert figures.write(findings, tmp_path / "figures", ["costs", "figure-1"]) == ["costs"]
     assert "FAFED" in (tmp_path / "figures" / "costs.svg").read_text("utf-8")

@@ -61,6 +61,8 @@ def test_equals_the_pseudo_code(q, alpha):
         ({"first_step_precond": True}, {"first": True}),
         ({"old_grad_scale": 0.95}, {"ext": 0.95}),
         ({"adaptivity": "amsgrad"}, {"ams": True}),
+        ({"server_momentum": 0.7}, {"mu": 0.7}),
+        ({"server_momentum": 0.7, "sync_precond": "stale"}, {"mu": 0.7, "stale": True}),
     ],
 )
 def test_options_equal_the_pseudo_code(settings, transcription):
@@ -104,7 +106,8 @@ def test_id3_the_mean_iterate_follows_the_mean_estimate(stale):
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 0.9, 1.0])
 def test_id4_with_exact_gradients_the_estimate_is_the_mean_local_gradient(alpha):
     p = Problem(N, b="full", B="full")
-    run = p.run(FAFED(eta=0.05, alpha=alpha), 5, 6)
+    momentum = 0.7 * (alpha == 0.1)  # whatever moves the server
+    run = p.run(FAFED(eta=0.05, alpha=alpha, server_momentum=momentum), 5, 6)
     for _ in run:
         last = [run.engine.states[i].local.x for i in range(N)]  # x_{rq,i}, before averaging
         close(run.state.shared.m, sum(p.full(i, x) for i, x in enumerate(last)) / N)
@@ -248,6 +251,23 @@ def test_the_mean_iterate_follows_the_mean_estimate_with_eight_bits_too():
     torch.testing.assert_close(after.x, before.x - 0.05 * after.m / A)
 
 
+def test_momentum_is_free_and_speeds_up_a_long_way():
+    """On a quadratic with exact gradients and a step far too small."""
+    p = Problem(N, b="full", B="full")
+    plain, faster = (
+        p.run(FAFED(eta=1e-4, server_momentum=mu, adaptivity="identity"), 2, 8) for mu in (0, 0.8)
+    )
+    records = [list(run)[-1] for run in (plain, faster)]
+    for cost in ("gradients", "samples", "bytes_up", "bytes_down"):
+        assert getattr(records[0], cost) == getattr(records[1], cost)
+    ways = [(run.state.shared.x - p.x0).norm() for run in (plain, faster)]
+    rounds = 8
+    # equal moves d each: the sum over rounds r of (1 + mu + ... + mu^r) d, against rounds * d
+    expected = sum((1 - 0.8**r) / 0.2 for r in range(1, rounds + 1)) / rounds
+    assert float(ways[1] / ways[0]) == pytest.approx(expected, rel=0.1)
+    assert plain.state.shared.last.numel() == 0
+
+
 def test_amsgrad_scale_never_decreases():
     states = Problem(N).shared(FAFED(adaptivity="amsgrad", beta=0.3), 4, 6)
     for before, after in itertools.pairwise(states):
@@ -303,6 +323,7 @@ def test_a_client_lost_in_mid_round_restarts_the_next_one():
         ({"alpha": 1.5}, r"FAFED.alpha must be a number in \[0, 1\] or a schedule, got 1.5"),
         ({"beta": "0.9"}, "FAFED.beta"),
         ({"eta": -1}, "FAFED.eta"),
+        ({"server_momentum": 1.5}, "FAFED.server_momentum"),
         ({"eta": True}, "FAFED.eta"),
         ({"adaptivity": "adma"}, "FAFED.adaptivity must be one of 'adam'"),
         ({"lr": 0.1}, "FAFED has no hyper-parameter 'lr'"),

@@ -8,7 +8,22 @@ def mean(values):
 
 
 def fafed(
-    x0, g, g0, N, q, T, eta, alpha, beta, rho, *, stale=False, first=False, ext=1.0, ams=False
+    x0,
+    g,
+    g0,
+    N,
+    q,
+    T,
+    eta,
+    alpha,
+    beta,
+    rho,
+    *,
+    stale=False,
+    first=False,
+    ext=1.0,
+    ams=False,
+    mu=0.0,
 ):
     """Everything that happens at t = 0..T, as lists indexed by t."""
     # lines 1-3
@@ -27,6 +42,7 @@ def fafed(
         "A_used": [A if first else torch.ones_like(A)],
         "next": [x],
     }
+    begins = [x[0], x[0]]  # models that rounds began with, the last two
     # lines 4-15
     for t in range(1, T + 1):
         new_m, new_v = [], []
@@ -46,6 +62,9 @@ def fafed(
             else:
                 used = A
                 x = [x_bar - eta(t) * m_bar / A] * N
+            if mu:  # not in the paper
+                x = [x[0] + mu * (begins[1] - begins[0])] * N
+                begins = [begins[1], x[0]]
             m, v = [m_bar] * N, [v_bar] * N
         else:
             x = [x_before[i] - eta(t) * m[i] / A for i in range(N)]

@@ -11,6 +11,11 @@ of local steps would come back whatever alpha is.
 Departures from the paper: the indices that its Algorithm 2 leaves out are put back; alpha is cut
 at 1; a change of membership, which the paper does not treat, restarts m at the current gradient.
 The first step has no A, as in the paper's line 3, unless `first_step_precond`.
+
+Beyond the paper, `server_momentum` adds that share of the server's last move to its next one:
+x <- x' + mu (x_r - x_{r-1}), with x_r the model that round r began with and x' what the paper makes
+of it. It costs neither gradients nor bytes, and m stays exact: both its gradients are taken where
+the client is and was, however it came there.
 """
 
 from __future__ import annotations
@@ -51,6 +56,7 @@ class Shared(NamedTuple):
     t: Tensor  # steps made
     keep: Tensor  # 1, or 0 if the next step must forget m
     ema: Tensor  # amsgrad: the running mean that v is the maximum of; else empty
+    last: Tensor  # server_momentum: the server's last move; else empty
 
 
 class Opening(NamedTuple):
@@ -116,6 +122,12 @@ class FAFED(Algorithm):
         Rule("32 or 8", lambda v: v in (32, 8)),
         "a number of v on its way up: as it is, or rounded to a power of 2^(1/4)",
     )
+    server_momentum: float = hyper(
+        0.0,
+        between(0, 1),
+        "how much of its last move the server adds to the next; 0 in the paper. With more of it, a "
+        "smaller eta",
+    )
     blocks: tuple[int, ...] = hyper(
         (),
         Rule("positive sizes", lambda v: isinstance(v, tuple) and all(n > 0 for n in v)),
@@ -125,7 +137,8 @@ class FAFED(Algorithm):
     def init(self, x: Tensor) -> Shared:
         none = x.new_empty(0)
         t = counter(x)
-        return Shared(x, torch.zeros_like(x), none, t, t.double(), none)
+        last = torch.zeros_like(x) if self.server_momentum else none
+        return Shared(x, torch.zeros_like(x), none, t, t.double(), none, last)
 
     def join(self, x: Tensor) -> Local:
         return Local(x)
@@ -146,7 +159,7 @@ class FAFED(Algorithm):
         A = self.scale(v) if self.first_step_precond else 1.0
         x = shared.x - at(self.eta, shared.t) * m / A
         ema = v if self.adaptivity == "amsgrad" else shared.ema
-        return Shared(x, m, v, shared.t, torch.ones_like(shared.keep), ema)
+        return Shared(x, m, v, shared.t, torch.ones_like(shared.keep), ema, shared.last)
 
     # A round.
 
@@ -190,7 +203,11 @@ class FAFED(Algorithm):
             v = torch.maximum(shared.v, ema)
         if self.sync_precond == "fresh":
             x = self.move(x, at(self.eta, t), m, self.scale(v))
-        return Shared(x, m, v, t, torch.ones_like(shared.keep), ema)
+        last = shared.last
+        if self.server_momentum:
+            x = x + self.server_momentum * last
+            last = x - shared.x
+        return Shared(x, m, v, t, torch.ones_like(shared.keep), ema, last)
 
     def regroup(self, shared: Shared) -> Shared:
         return shared._replace(keep=torch.zeros_like(shared.keep))

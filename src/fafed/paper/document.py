@@ -82,6 +82,7 @@ fafed paper show table-2 --results again --runs runs/again
 | Table 2, read otherwise | fashion-mnist-low-b50, fashion-mnist-high-random |
 | 3 times as long | long, long-seeds |
 | Table 2, searched further | tuned |
+| Momentum on the server | momentum |
 | Sensitivity of FAFED | sensitivity |
 | Figures 2 to 4 | those of Table 2, and mnist-low to cifar-10-high |
 | Figure 1 | wikitext-2-small, wikitext-2 |
@@ -101,6 +102,7 @@ SECTIONS: dict[str, Section] = {
     "equal-cost": lambda f, docs: sections.equal_cost(f),
     "long": lambda f, docs: sections.longer(f),
     "tuned": lambda f, docs: sections.tuned(f),
+    "momentum": lambda f, docs: sections.momentum(f),
     "sensitivity": lambda f, docs: sections.sensitivity(f),
     "figures": lambda f, docs: sections.figures(f),
     "language": lambda f, docs: sections.language(f),
@@ -132,6 +134,7 @@ def readme_part(findings: Findings, drawn: Collection[str]) -> str:
     rounds = [findings.rounds(name) for name in findings.levels]
     budgets = " / ".join("?" if r is None else str(r.count) for r in rounds)
     further = {name: findings.column(findings.tuned, name) for name in findings.levels}
+    faster = {name: findings.column(findings.with_momentum, name) for name in findings.levels}
     readings = "; ".join(
         f"{reading.about}: {verdicts.standing(findings, findings.table2(name))}, "
         f"{verdicts.at_equal_cost_words(findings, name)}"
@@ -147,6 +150,8 @@ FAFED's place:
 
 - In the table, on the paper's grid: {verdicts.standings(findings, fair)}.
 - After a search beyond that grid, for everybody: {verdicts.standings(findings, further)}.
+- The same with momentum on FAFED's server (`server_momentum`), which is ours and not the
+  paper's: {verdicts.standings(findings, faster)}.
 - In two other readings of the paper, added afterwards, because FAFED had gained in
   them: {readings}.
 

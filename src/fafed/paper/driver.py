@@ -44,6 +44,7 @@ def stages(plan: Plan) -> dict[str, Calls]:
             *seeds(plan.tuned_final, p.seeds),
             *(partial(plan.tuned_also, *which) for which in also),
         ],
+        "momentum": [partial(plan.momentum_final, n, seed) for n in levels for seed in p.seeds],
         "long": seeds(plan.long, p.seeds[:1]),
         "sensitivity": [partial(plan.sensitivity, k, v) for k in values for v in values[k]],
         "deviations": [partial(plan.deviation, d, m) for d in p.deviations for m in d.methods],

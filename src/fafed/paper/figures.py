@@ -95,6 +95,14 @@ def tuned(findings: Findings) -> Figure | None:
     return _row(findings, _levels(findings), findings.tuned, ACCURACY, "test accuracy")
 
 
+def momentum(findings: Findings) -> Figure | None:
+    """As `tuned`, with momentum on FAFED's server."""
+    runs = findings.with_momentum
+    if not any(runs(name, FAFED) for name in findings.levels):
+        return None
+    return _row(findings, _levels(findings), runs, ACCURACY, "test accuracy")
+
+
 def training(at: str) -> Draw:
     """Training loss against rounds on the three data sets."""
 
@@ -164,6 +172,7 @@ FIGURES: dict[str, Draw] = {
     "costs": costs,
     "long": long,
     "tuned": tuned,
+    "momentum": momentum,
     "sensitivity": sensitivity,
     "figure-1": language,
     "figure-2": training("low"),

@@ -77,6 +77,9 @@ class Findings:
     def tuned_setting(self, name: str, method: str) -> Race | None:
         return known(partial(self.plan.tuned, name, method))
 
+    def momentum_setting(self, name: str) -> Race | None:
+        return known(partial(self.plan.momentum, name))
+
     # Runs.
 
     def finals(self, name: str, method: str) -> list[Outcome]:
@@ -90,6 +93,12 @@ class Findings:
 
     def tuned_also(self, name: str, method: str) -> list[Outcome]:
         return self._seeds(partial(self.plan.tuned_also, name, method))
+
+    def with_momentum(self, name: str, method: str) -> list[Outcome]:
+        """The runs of the further search, but those of FAFED with momentum on the server."""
+        if method != FAFED:
+            return self.tuned(name, method)
+        return self._seeds(partial(self.plan.momentum_final, name))
 
     def curves(self, name: str, method: str) -> list[Outcome]:
         """For the figures: of Table 2, or the one of the other data."""
@@ -172,16 +181,18 @@ class Findings:
         spread = max(mine.std or 0.0, others[rival].std or 0.0)
         return Place(better + 1, mine.mean - others[rival].mean, rival, spread)
 
-    def at_equal_cost(self, name: str, axis: str) -> dict[str, Stat]:
-        """Accuracy when a method has spent what FedAvg spends in all: gradients or bytes."""
-        reference = self.finals(name, FEDAVG)
+    def at_equal_cost(self, name: str, axis: str, runs: Runs | None = None) -> dict[str, Stat]:
+        """Accuracy when a method has spent what FedAvg spends in all: gradients or bytes. The runs
+        of Table 2 if none are given."""
+        runs = runs or self.finals
+        reference = runs(name, FEDAVG)
         if not reference:
             return {}
         limit = float(reference[0].columns[axis][-1] or 0)
         apart, tail = self.protocol.experiment(name).eval_every, self.protocol.tail
         found = {}
         for method in self.protocol.methods:
-            values = [read_at(run, axis, limit, tail, apart) for run in self.finals(name, method)]
+            values = [read_at(run, axis, limit, tail, apart) for run in runs(name, method)]
             if values:
                 found[method] = Stat.of(values)
         return found

@@ -116,6 +116,20 @@ class Plan:
         settings = {**chosen.settings, **self.protocol.tuned.also[algorithm]}
         return self._measured(name, replace(chosen, settings=settings), seed)
 
+    @remembered
+    def momentum(self, name: str) -> Race:
+        """FAFED's further choice with momentum on the server, by the rule of the fair search."""
+        wanted, best = self.protocol.momentum, self.tuned(name, "fafed").winner.job.settings
+        grid = {
+            "eta": [float(f"{best['eta'] * times:.3g}") for times in wanted.eta_times],
+            "server_momentum": wanted.server_momentum,
+        }
+        candidates = [{**best, **point} for point in points(grid)]
+        return self._race(name, "fafed", candidates, self.protocol.fair)
+
+    def momentum_final(self, name: str, seed: int) -> Outcome:
+        return self._measured(name, self.momentum(name).winner.job, seed)
+
     # One thing at a time.
 
     def sensitivity(self, what: str, value: Any) -> Outcome:

@@ -44,6 +44,11 @@ class Tuned(Search):
     also: dict[str, Settings]  # by method: measured with these settings changed in its choice
 
 
+class Momentum(Part):
+    server_momentum: list[float]  # to be tried,
+    eta_times: list[float]  # with multiples of the eta that the further search has chosen
+
+
 class Long(Part):
     times: int = Field(ge=2)
 
@@ -98,6 +103,7 @@ class Protocol(Part):
     budget: Budget
     fair: Search
     tuned: Tuned
+    momentum: Momentum
     long: Long
     sensitivity: Sensitivity
     deviations: list[Deviation]

@@ -207,6 +207,18 @@ def also_words(f: Findings) -> str:
     return levels_words({name: words.get(name, NOT_YET) for name in f.levels})
 
 
+def momentum_words(f: Findings) -> str:
+    """What the search with momentum on the server has chosen."""
+    words = {}
+    for name in f.levels:
+        race = f.momentum_setting(name)
+        chosen = race.winner.job.settings if race else {}
+        kept = ("eta", "server_momentum")
+        found = ", ".join(f"{key} = {chosen[key]:.3g}" for key in kept if key in chosen)
+        words[name] = found or NOT_YET
+    return levels_words(words)
+
+
 def reading_words(f: Findings, name: str) -> str:
     """Where FAFED stands in a column that is read otherwise, and beside the paper."""
     column = f.table2(name)
@@ -217,9 +229,14 @@ def reading_words(f: Findings, name: str) -> str:
     return f"{fair}; {at_equal_cost_words(f, name)}"
 
 
-def at_equal_cost_words(f: Findings, name: str) -> str:
-    ranks = [f"at equal {a} {rank(f, f.at_equal_cost(name, a))}" for a in ("gradients", "bytes")]
-    return ", ".join(ranks)
+def at_equal_cost_words(f: Findings, name: str, runs: Runs | None = None) -> str:
+    axes = ("gradients", "bytes")
+    return ", ".join(f"at equal {a} {rank(f, f.at_equal_cost(name, a, runs))}" for a in axes)
+
+
+def equal_costs_words(f: Findings, runs: Runs) -> str:
+    """FAFED's ranks at equal gradients and bytes, for all levels."""
+    return levels_words({name: at_equal_cost_words(f, name, runs) for name in f.levels})
 
 
 def budget_words(f: Findings, name: str) -> str:
