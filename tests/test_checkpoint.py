@@ -171,6 +171,19 @@ def test_a_flipped_bit_is_refused(tmp_path):
         checkpoint.verify(path, "digest-of-this-run")
 
 
+def test_what_an_algorithm_did_not_keep_yet_is_named(tmp_path):
+    run, path = saved(tmp_path)
+    with checkpoint.safe_open(path, framework="pt") as file:
+        header = json.loads(file.metadata()["fafed"])
+    tensors = load_file(path)
+    del tensors["server.0.last"], header["checksums"]["server.0.last"]
+    save_file(tensors, path, {"fafed": json.dumps(header)})
+    with pytest.raises(
+        CheckpointError, match=r"has no 'server\.0\.last': another version of FAFED"
+    ):
+        checkpoint.load(run, path, "digest-of-this-run")
+
+
 def test_foreign_files_are_refused(tmp_path):
     _, path = saved(tmp_path)
     with pytest.raises(CheckpointError, match="another experiment"):

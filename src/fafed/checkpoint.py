@@ -103,13 +103,19 @@ def load(run: Run, path: Path, digest: str) -> None:
     device = run.state.shared.x.device
     moved = {id(leaf): leaf.to(device) for leaf in tensors.values()}
     tensors = {name: moved[id(leaf)] for name, leaf in tensors.items()}
-    shared, buffers = tree.unflatten((run.state.shared, run.state.buffers), tensors, "server")
-    local = run.algorithm.join(shared.x)
     states: list[ClientState | None] = [None] * engine.population
-    for i in header["clients"]:
-        carried = any(name.startswith(f"client.{i}.hidden") for name in tensors)
-        like = ClientState(local, engine.objective.hidden_like() if carried else ())
-        states[i] = tree.unflatten(like, tensors, f"client.{i}")
+    try:
+        shared, buffers = tree.unflatten((run.state.shared, run.state.buffers), tensors, "server")
+        local = run.algorithm.join(shared.x)
+        for i in header["clients"]:
+            carried = any(name.startswith(f"client.{i}.hidden") for name in tensors)
+            like = ClientState(local, engine.objective.hidden_like() if carried else ())
+            states[i] = tree.unflatten(like, tensors, f"client.{i}")
+    except KeyError as cause:
+        raise CheckpointError(
+            f"checkpoint {path} has no {cause}: another version of {type(run.algorithm).__name__} "
+            "wrote it. Go on with that version, or start the run anew in another folder"
+        ) from cause
     engine.states = states
     if header.get("memo") is not None:
         engine.memo = header["memo"]
