@@ -151,7 +151,8 @@ FAFED's place:
 - In the table, on the paper's grid: {verdicts.standings(findings, fair)}.
 - After a search beyond that grid, for everybody: {verdicts.standings(findings, further)}.
 - The same with momentum on FAFED's server (`server_momentum`), which is ours and not the
-  paper's: {verdicts.standings(findings, faster)}.
+  paper's: {verdicts.standings(findings, faster)}. At equal cost:
+  {verdicts.equal_costs_words(findings, findings.with_momentum)}.
 - In two other readings of the paper, added afterwards, because FAFED had gained in
   them: {readings}.
 
