@@ -337,10 +337,10 @@ public code, which trains for 40 epochs. The training loss is the mean over the 
 steps, with dropout, and the training perplexity its exponential; the test perplexity is without.
 Who takes all {verdicts.WORDS:,} words for equally likely has a loss of
 {math.log(verdicts.WORDS):.3f}. Gradients are clipped to norm 0.25, so that sqrt(v) is below
-rho = 0.01 for nearly every coordinate and FAFED is close to STEM with the step eta/rho
-([why](theory.md#by-arithmetic-alone)). That STEM is the control: what it reaches as
-well is a matter of step size, not of adaptivity. It is run for fewer rounds, which is enough to set
-it beside the others' first ones.
+rho = 0.01 for nearly every coordinate, and FAFED should be close to STEM with the step eta/rho
+([why](theory.md#by-arithmetic-alone)). That STEM is the control: what it reaches as well is a
+matter of step size; what it does not reach, of the adaptive scale. It is run for fewer rounds,
+which is enough to set it beside the others' first ones.
 {verdicts.sentence(verdicts.control_words(f))}
 
 FAFED's place by training loss. {verdicts.sentence(verdicts.language_words(f))}
