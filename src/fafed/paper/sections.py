@@ -228,7 +228,8 @@ def momentum(f: Findings) -> str:
 What FedAdam and FedAMS have and FAFED lacks is momentum. With `server_momentum` = mu FAFED's server
 adds mu times its last move to its next one, at no cost in gradients or bytes; the rest is the
 paper's. It is ours, and came when everything above was known. The grid was laid out after 18 trials
-on held-out data with seed 0, of longer lists of settings, 16 at the low and 2 at the high level. FAFED's setting of the further search, with mu from {values}
+on held-out data with seed 0, 16 at the low and 2 at the high level.
+FAFED's setting of the further search, with mu from {values}
 and eta {times} times as large, all {len(p.server_momentum) * len(p.eta_times)} tried, chosen on
 held-out data by the passes of the [protocol](#protocol), seed {f.protocol.choosing_seed}; measured
 with {_seeds(f)}. The other rows are those of the further search; FedAvg, SCAFFOLD and STEM might
