@@ -103,10 +103,10 @@ def test_id3_the_mean_iterate_follows_the_mean_estimate(stale):
         close(after, x - 0.05 * m / log["A_used"][t])
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.7])  # whatever moves the server
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 0.9, 1.0])
-def test_id4_with_exact_gradients_the_estimate_is_the_mean_local_gradient(alpha):
+def test_id4_with_exact_gradients_the_estimate_is_the_mean_local_gradient(alpha, momentum):
     p = Problem(N, b="full", B="full")
-    momentum = 0.7 * (alpha == 0.1)  # whatever moves the server
     run = p.run(FAFED(eta=0.05, alpha=alpha, server_momentum=momentum), 5, 6)
     for _ in run:
         last = [run.engine.states[i].local.x for i in range(N)]  # x_{rq,i}, before averaging

@@ -93,8 +93,8 @@ class FAFED(Algorithm):
     Use it when everyone takes part, coordinates differ much in scale, and two gradients per step
     and three vectors each way are affordable.
     Beware: a small alpha removes drift, the adaptive scale does not: at alpha = 0.9 the bias is
-    about FedAvg's. Clipping can keep sqrt(v) below rho almost everywhere: then it is STEM with step
-    eta / rho. When the clients change, the estimate m starts anew.
+    about FedAvg's. Clipping can keep sqrt(v) below rho almost everywhere: then it is nearly STEM
+    with step eta / rho. When the clients change, the estimate m starts anew.
     """
 
     eta: Rate = hyper(0.01, above(0, schedule=True), "the step size")

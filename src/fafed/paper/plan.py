@@ -105,8 +105,7 @@ class Plan:
     def tuned_grid(self, name: str, algorithm: str) -> Grid:
         search = self.protocol.tuned
         best = self.fair(name, algorithm).winner.job.settings
-        etas = [float(f"{best['eta'] * times:.3g}") for times in search.eta_times]
-        return {"eta": etas} | search.grids[algorithm]
+        return {"eta": multiples(best["eta"], search.eta_times)} | search.grids[algorithm]
 
     def tuned_final(self, name: str, algorithm: str, seed: int) -> Outcome:
         return self._measured(name, self.tuned(name, algorithm).winner.job, seed)
@@ -121,7 +120,7 @@ class Plan:
         """FAFED's further choice with momentum on the server, by the rule of the fair search."""
         wanted, best = self.protocol.momentum, self.tuned(name, "fafed").winner.job.settings
         grid = {
-            "eta": [float(f"{best['eta'] * times:.3g}") for times in wanted.eta_times],
+            "eta": multiples(best["eta"], wanted.eta_times),
             "server_momentum": wanted.server_momentum,
         }
         candidates = [{**best, **point} for point in points(grid)]
@@ -218,6 +217,11 @@ class Plan:
 
     def share(self, name: str, share: float) -> int:
         return max(self.protocol.fewest_rounds, round(share * self.rounds(name)))
+
+
+def multiples(value: float, times: Sequence[float]) -> list[float]:
+    """Three digits of each."""
+    return [float(f"{value * factor:.3g}") for factor in times]
 
 
 def points(grid: Grid) -> list[Settings]:

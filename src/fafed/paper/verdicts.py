@@ -186,18 +186,7 @@ def control_words(f: Findings) -> str:
     ]
     rounds = runs[CONTROL].job.rounds
     words = f"training loss with {f.protocol.language[name].about} after {rounds} rounds: "
-    apart = [f"{label}'s {gap(runs[label], runs[CONTROL]):.3f}" for label in ("FAFED", "STEM")]
-    return (
-        f"{words}{'; '.join(ends)}; in the second half of these rounds, {apart[0]} and {apart[1]} "
-        "from the control's on average"
-    )
-
-
-def gap(a: Outcome, b: Outcome) -> float:
-    """How far two training losses are apart, on average over the second half of b's rounds."""
-    one, other = dict(a.series("train_loss")), dict(b.series("train_loss"))
-    later = [r for r in one if r in other and 2 * r > b.job.rounds]
-    return math.fsum(abs(one[r] - other[r]) for r in later) / len(later) if later else math.nan
+    return words + "; ".join(ends)
 
 
 def also_words(f: Findings) -> str:
