@@ -29,7 +29,7 @@ from nvflare.fuel.f3.message import Message as CellMessage
 from fafed.engines.nvflare.desk import Desk, Letter, letters, opened
 from fafed.engines.nvflare.driver import Driver
 from fafed.engines.nvflare.job import FafedRecipe
-from fafed.engines.nvflare.kits import ADMIN, provision
+from fafed.engines.nvflare.kits import ADMIN, Member, provision
 from fafed.engines.nvflare.trial import federation
 
 ROUNDS = 24
@@ -83,6 +83,23 @@ def running(folder):
         except psutil.Error:
             continue
     return found
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_a_job_that_starts_while_its_member_ends_ends_too(tmp_path, end):
+    """The script stands for a site that FLARE gives a new job just before it is told to stop."""
+    job = f'python3 -c "import time; time.sleep(60)" {tmp_path}'
+    (tmp_path / "startup").mkdir()
+    (tmp_path / "startup" / "sub_start.sh").write_text(
+        f"trap '{job} & exit' TERM; {job} & echo up; while true; do sleep 0.1; done"
+    )
+    member = Member(tmp_path)
+    member.start()
+    while not member.log.read_text():
+        time.sleep(0.05)
+    getattr(member, end)()
+    assert not member.alive
+    assert not running(tmp_path)
 
 
 def history(place, silos):

@@ -6,6 +6,7 @@ in their kit. A real federation does the same by hand, one kit per institution: 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -112,27 +113,31 @@ class Member:
 
     def kill(self) -> None:
         """kill -9, with the jobs' processes."""
-        for process in self._all():
-            process.kill()
-        if self.process:
-            self.process.wait()
+        self._end(0)
 
     def stop(self, seconds: float = 5.0) -> None:
-        found = self._all()
         if self.alive and self.process:
             self.process.send_signal(signal.SIGTERM)
-        _, rest = psutil.wait_procs(found, timeout=seconds)
-        for process in rest:
-            process.kill()
+        self._end(seconds)
+
+    def _end(self, seconds: float) -> None:
+        """Until nothing runs from this kit: one that ends may have started a job just before."""
+        psutil.wait_procs(self._all(), timeout=seconds)
+        while rest := self._all():
+            for process in rest:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(rest, timeout=5)
         if self.process:
             self.process.wait()
 
     def _all(self) -> list[psutil.Process]:
         """Everything that runs from this kit, orphans too."""
         found = []
+        main = self.process.pid if self.process and self.alive else None
         for process in psutil.process_iter():
             try:
-                if str(self.kit) in process.cmdline():
+                if process.pid == main or str(self.kit) in process.cmdline():
                     found.append(process)
             except psutil.Error:
                 continue
