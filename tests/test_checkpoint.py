@@ -171,17 +171,40 @@ def test_a_flipped_bit_is_refused(tmp_path):
         checkpoint.verify(path, "digest-of-this-run")
 
 
-def test_what_an_algorithm_did_not_keep_yet_is_named(tmp_path):
-    run, path = saved(tmp_path)
+def renamed(path, old, new=None):
+    """As another version of the algorithm would have written it."""
     with checkpoint.safe_open(path, framework="pt") as file:
         header = json.loads(file.metadata()["fafed"])
     tensors = load_file(path)
-    del tensors["server.0.last"], header["checksums"]["server.0.last"]
+    for found in (tensors, header["checksums"]):
+        moved = found.pop(old)
+        if new:
+            found[new] = moved
     save_file(tensors, path, {"fafed": json.dumps(header)})
-    with pytest.raises(
-        CheckpointError, match=r"has no 'server\.0\.last': another version of FAFED"
-    ):
-        checkpoint.load(run, path, "digest-of-this-run")
+
+
+def test_an_option_that_came_later_and_is_not_used_needs_nothing(tmp_path):
+    run, path = saved(tmp_path)
+    renamed(path, "server.0.last")
+    again = Problem(3).run(fafed.FAFED(), 2, 3)
+    checkpoint.load(again, path, "digest-of-this-run")
+    assert same(run, again)
+
+
+@pytest.mark.parametrize(
+    ("options", "old", "new"),
+    [
+        ({"server_momentum": 0.5}, "last", None),
+        ({}, "v", "server.0.second"),  # empty in a fresh run, but not any more
+    ],
+)
+def test_what_another_version_kept_is_named(tmp_path, options, old, new):
+    _, path = saved(tmp_path)
+    renamed(path, f"server.0.{old}", new)
+    again = Problem(3).run(fafed.FAFED(**options), 2, 3)
+    words = rf"has no 'server\.0\.{old}': another version of FAFED"
+    with pytest.raises(CheckpointError, match=words):
+        checkpoint.load(again, path, "digest-of-this-run")
 
 
 def test_foreign_files_are_refused(tmp_path):

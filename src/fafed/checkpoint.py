@@ -104,8 +104,13 @@ def load(run: Run, path: Path, digest: str) -> None:
     moved = {id(leaf): leaf.to(device) for leaf in tensors.values()}
     tensors = {name: moved[id(leaf)] for name, leaf in tensors.items()}
     states: list[ClientState | None] = [None] * engine.population
+    like = run.state.shared, run.state.buffers
+    fresh = tree.flatten(like, "server")
+    if {name for name in tensors if name.startswith("server.")} <= set(fresh):
+        # an option that came later and is not used keeps nothing
+        tensors = {name: leaf for name, leaf in fresh.items() if not leaf.numel()} | tensors
     try:
-        shared, buffers = tree.unflatten((run.state.shared, run.state.buffers), tensors, "server")
+        shared, buffers = tree.unflatten(like, tensors, "server")
         local = run.algorithm.join(shared.x)
         for i in header["clients"]:
             carried = any(name.startswith(f"client.{i}.hidden") for name in tensors)

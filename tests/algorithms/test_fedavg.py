@@ -7,16 +7,29 @@ import torch
 from paper.fedavg import fedavg as transcribed
 from problem import Problem, close
 
-from fafed import FedAvg
+from fafed import DOMO, FedAvg
 from fafed.schedules import Power
 
 
 @pytest.mark.parametrize("q", [1, 4])
 @pytest.mark.parametrize("eta_g", [1.0, 0.7])
-def test_equals_the_pseudo_code(q, eta_g):
+@pytest.mark.parametrize("mu", [0.0, 0.8])
+def test_equals_the_pseudo_code(q, eta_g, mu):
     p = Problem(4)
-    expected = transcribed(p.x0, p.g, [1 / 4] * 4, q, 5, lambda t: 0.05, eta_g)
-    close(p.xs(FedAvg(0.05, eta_g), q, 5), torch.stack(expected))
+    expected = transcribed(p.x0, p.g, [1 / 4] * 4, q, 5, lambda t: 0.05, eta_g, mu)
+    close(p.xs(FedAvg(0.05, eta_g, mu), q, 5), torch.stack(expected))
+
+
+def test_with_momentum_it_is_domo_without_the_clients_part():
+    p = Problem(4)
+    ours = p.xs(FedAvg(0.05, 0.7, server_momentum=0.8), 3, 5)
+    close(ours, p.xs(DOMO(0.05, 0.7, mu_s=0.8, mu_l=0.0, beta=0.0), 3, 5))
+
+
+def test_momentum_stays_on_the_server():
+    p = Problem(4)
+    plain, pushed = (list(p.run(FedAvg(0.05, server_momentum=mu), 3, 2)) for mu in (0.0, 0.8))
+    assert [r.bytes_down for r in plain] == [r.bytes_down for r in pushed]
 
 
 def test_schedules_count_local_steps():

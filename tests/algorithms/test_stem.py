@@ -32,10 +32,11 @@ def test_id2_equals_its_own_pseudo_code(q, eta, alpha):
         close(shared.m, d)
 
 
-def test_id2_equals_fafed_without_scale_bit_for_bit():
+@pytest.mark.parametrize("more", [{}, {"server_momentum": 0.8}])
+def test_id2_equals_fafed_without_scale_bit_for_bit(more):
     p = Problem(4)
-    ours = p.xs(STEM(0.05, 0.1), 4, 5)
-    assert torch.equal(ours, p.xs(FAFED(0.05, 0.1, adaptivity="identity"), 4, 5))
+    ours = p.xs(STEM(0.05, 0.1, **more), 4, 5)
+    assert torch.equal(ours, p.xs(FAFED(0.05, 0.1, adaptivity="identity", **more), 4, 5))
 
 
 def test_theory_step_and_momentum():

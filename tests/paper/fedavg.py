@@ -9,11 +9,13 @@ def local_sgd(x, g, i, first, q, eta):
     return x
 
 
-def fedavg(x, g, p, q, rounds, eta, eta_g=1.0):
-    found = []
+def fedavg(x, g, p, q, rounds, eta, eta_g=1.0, mu=0.0):
+    """With mu: FedAvgM."""
+    found, v = [], torch.zeros_like(x)
     for r in range(rounds):
         ends = [local_sgd(x, g, i, r * q + 1, q, eta) for i in range(len(p))]
-        x = x + eta_g * sum(w * (y - x) for w, y in zip(p, ends, strict=True))
+        v = mu * v + sum(w * (y - x) for w, y in zip(p, ends, strict=True))
+        x = x + eta_g * v
         found.append(x)
     return found
 

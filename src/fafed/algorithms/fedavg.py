@@ -3,6 +3,9 @@
     x_i <- x;  repeat q times:  x_i <- x_i - eta g_i(x_i)
     x   <- x + eta_g mean_i(x_i - x)
 
+With `server_momentum` = mu the server adds mu times its last move, which is FedAvgM (Hsu, Qi and
+Brown 2019, https://arxiv.org/abs/1909.06335).
+
 Departure from the paper: a fixed number of local steps rather than epochs, so that clients with
 more data do not take more steps.
 """
@@ -12,9 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from fafed.algorithm import Algorithm, Batches, Grad, Trip, above, counter, hyper
+from fafed.algorithm import Algorithm, Batches, Grad, Trip, above, between, counter, hyper
 from fafed.schedules import Rate, along
 from fafed.walks import descend
 
@@ -22,6 +26,12 @@ from fafed.walks import descend
 class Shared(NamedTuple):
     x: Tensor
     t: Tensor  # steps made
+    last: Tensor  # server_momentum: the server's last move; else empty
+
+
+class Down(NamedTuple):
+    x: Tensor
+    t: Tensor
 
 
 class Message(NamedTuple):
@@ -39,16 +49,30 @@ class FedAvg(Algorithm):
 
     eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
     eta_g: float = hyper(1.0, above(0), "the server's step size")
+    server_momentum: float = hyper(
+        0.0,
+        between(0, 1),
+        "how much of its last move the server adds to the next: above 0 this is FedAvgM. With more "
+        "of it, a smaller eta",
+    )
 
     def init(self, x: Tensor) -> Shared:
-        return Shared(x, counter(x))
+        last = torch.zeros_like(x) if self.server_momentum else x.new_empty(0)
+        return Shared(x, counter(x), last)
+
+    def send(self, shared: Shared) -> Down:
+        return Down(shared.x, shared.t)
 
     def local(
-        self, grad: Grad, down: Shared, local: tuple[()], batches: Batches
+        self, grad: Grad, down: Down, local: tuple[()], batches: Batches
     ) -> tuple[tuple[()], Message]:
         x, t = down
         x = descend(grad, x, along(self.eta, t, len(batches)), batches)
         return local, Message(x - down.x)
 
     def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:
-        return Shared(shared.x + self.eta_g * mean.delta, shared.t + trip.steps)
+        x, last = shared.x + self.eta_g * mean.delta, shared.last
+        if self.server_momentum:
+            x = x + self.server_momentum * last
+            last = x - shared.x
+        return Shared(x, shared.t + trip.steps, last)

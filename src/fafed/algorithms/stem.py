@@ -5,7 +5,8 @@
 
 Every q steps x and d become their means. This is FAFED with A = 1, step for step (STEM's own
 index is ours plus one), so FAFED's functions do the work; `schedules.StemStep` and
-`schedules.StemMomentum` are the step sizes of STEM's theory.
+`schedules.StemMomentum` are the step sizes of STEM's theory. `server_momentum` is FAFED's, too, and
+not in STEM's paper.
 """
 
 from __future__ import annotations
@@ -37,10 +38,21 @@ class STEM(Algorithm):
         between(0, 1, schedule=True),
         "the share of new information in d: 1 is plain local SGD, small values remove drift",
     )
+    server_momentum: float = hyper(
+        0.0,
+        between(0, 1),
+        "how much of its last move the server adds to the next; 0 in the paper. With more of it, a "
+        "smaller eta",
+    )
 
     @cached_property
     def fafed(self) -> FAFED:
-        return FAFED(eta=self.eta, alpha=self.alpha, adaptivity="identity")
+        return FAFED(
+            eta=self.eta,
+            alpha=self.alpha,
+            server_momentum=self.server_momentum,
+            adaptivity="identity",
+        )
 
     def init(self, x: Tensor) -> Shared:
         return self.fafed.init(x)

@@ -44,7 +44,7 @@ def stages(plan: Plan) -> dict[str, Calls]:
             *seeds(plan.tuned_final, p.seeds),
             *(partial(plan.tuned_also, *which) for which in also),
         ],
-        "momentum": [partial(plan.momentum_final, n, seed) for n in levels for seed in p.seeds],
+        "momentum": seeds(plan.momentum_final, p.seeds),
         "long": seeds(plan.long, p.seeds[:1]),
         "sensitivity": [partial(plan.sensitivity, k, v) for k in values for v in values[k]],
         "deviations": [partial(plan.deviation, d, m) for d in p.deviations for m in d.methods],
@@ -52,6 +52,7 @@ def stages(plan: Plan) -> dict[str, Calls]:
     for name in p.other_data:
         found[name] = [partial(plan.curve, name, m) for m in methods]
     found["long-seeds"] = seeds(plan.long, p.seeds[1:])
+    found["momentum-long"] = seeds(plan.momentum_long, p.seeds)
     for name, wanted in p.language.items():  # last, because it takes longer than all the others
         found[name] = [partial(plan.language, name, m) for m in wanted.methods]
         if wanted.control:

@@ -96,7 +96,7 @@ def tuned(findings: Findings) -> Figure | None:
 
 
 def momentum(findings: Findings) -> Figure | None:
-    """As `tuned`, with momentum on FAFED's server."""
+    """As `tuned`, with momentum on the server."""
     runs = findings.with_momentum
     if not any(runs(name, FAFED) for name in findings.levels):
         return None

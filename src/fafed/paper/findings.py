@@ -77,8 +77,8 @@ class Findings:
     def tuned_setting(self, name: str, method: str) -> Race | None:
         return known(partial(self.plan.tuned, name, method))
 
-    def momentum_setting(self, name: str) -> Race | None:
-        return known(partial(self.plan.momentum, name))
+    def momentum_setting(self, name: str, method: str) -> Race | None:
+        return known(partial(self.plan.momentum, name, method))
 
     # Runs.
 
@@ -95,10 +95,11 @@ class Findings:
         return self._seeds(partial(self.plan.tuned_also, name, method))
 
     def with_momentum(self, name: str, method: str) -> list[Outcome]:
-        """The runs of the further search, but those of FAFED with momentum on the server."""
-        if method != FAFED:
-            return self.tuned(name, method)
-        return self._seeds(partial(self.plan.momentum_final, name))
+        """Those of the further search, with momentum on the server if it has none of its own."""
+        return self._compared(partial(self.plan.momentum_final, name), method)
+
+    def momentum_longs(self, name: str, method: str) -> list[Outcome]:
+        return self._compared(partial(self.plan.momentum_long, name), method)
 
     def curves(self, name: str, method: str) -> list[Outcome]:
         """For the figures: of Table 2, or the one of the other data."""

@@ -116,18 +116,28 @@ class Plan:
         return self._measured(name, replace(chosen, settings=settings), seed)
 
     @remembered
-    def momentum(self, name: str) -> Race:
-        """FAFED's further choice with momentum on the server, by the rule of the fair search."""
-        wanted, best = self.protocol.momentum, self.tuned(name, "fafed").winner.job.settings
-        grid = {
-            "eta": multiples(best["eta"], wanted.eta_times),
-            "server_momentum": wanted.server_momentum,
-        }
-        candidates = [{**best, **point} for point in points(grid)]
-        return self._race(name, "fafed", candidates, self.protocol.fair)
+    def momentum(self, name: str, algorithm: str) -> Race:
+        """The choices of both searches with momentum on the server, and the further one without;
+        that one alone for a method with momentum of its own."""
+        wanted, without = self.protocol.momentum, self.tuned(name, algorithm)
+        if algorithm not in wanted.methods:
+            return without
+        further = without.winner.job.settings
+        candidates = [further]
+        for base in (self.fair(name, algorithm).winner.job.settings, further):
+            grid = {
+                "eta": multiples(base["eta"], wanted.eta_times),
+                "server_momentum": wanted.server_momentum,
+            }
+            candidates += [s for p in points(grid) if (s := {**base, **p}) not in candidates]
+        return self._race(name, algorithm, candidates, self.protocol.tuned)
 
-    def momentum_final(self, name: str, seed: int) -> Outcome:
-        return self._measured(name, self.momentum(name).winner.job, seed)
+    def momentum_final(self, name: str, algorithm: str, seed: int) -> Outcome:
+        return self._measured(name, self.momentum(name, algorithm).winner.job, seed)
+
+    def momentum_long(self, name: str, algorithm: str, seed: int) -> Outcome:
+        job = self.momentum(name, algorithm).winner.job
+        return self._measured(name, job, seed, self.protocol.long.times)
 
     # One thing at a time.
 

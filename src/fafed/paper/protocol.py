@@ -45,8 +45,9 @@ class Tuned(Search):
 
 
 class Momentum(Part):
+    methods: list[str]  # that are given momentum
     server_momentum: list[float]  # to be tried,
-    eta_times: list[float]  # with multiples of the eta that the further search has chosen
+    eta_times: list[float]  # with multiples of the eta that the two searches have chosen
 
 
 class Long(Part):

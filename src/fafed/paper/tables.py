@@ -72,14 +72,12 @@ def reading_table(f: Findings, name: str) -> str:
     return markdown(["method", "paper", "fafed", "setting"], rows)
 
 
-def levels_table(
-    f: Findings, columns: Mapping[str, Mapping[str, Stat]], fafed: str = title(FAFED)
-) -> str:
-    """Level -> method -> number; `fafed` is what FAFED's row is called."""
+def levels_table(f: Findings, columns: Mapping[str, Mapping[str, Stat]]) -> str:
+    """Level -> method -> number."""
     best = {name: _best(column) for name, column in columns.items()}
     rows = [
         [
-            fafed if m == FAFED else title(m),
+            title(m),
             *(accuracy(columns[name].get(m), m == best[name]) for name in columns),
         ]
         for m in f.protocol.methods

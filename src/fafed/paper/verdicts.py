@@ -196,18 +196,6 @@ def also_words(f: Findings) -> str:
     return levels_words({name: words.get(name, NOT_YET) for name in f.levels})
 
 
-def momentum_words(f: Findings) -> str:
-    """What the search with momentum on the server has chosen."""
-    words = {}
-    for name in f.levels:
-        race = f.momentum_setting(name)
-        chosen = race.winner.job.settings if race else {}
-        kept = ("eta", "server_momentum")
-        found = ", ".join(f"{key} = {chosen[key]:.3g}" for key in kept if key in chosen)
-        words[name] = found or NOT_YET
-    return levels_words(words)
-
-
 def reading_words(f: Findings, name: str) -> str:
     """Where FAFED stands in a column that is read otherwise, and beside the paper."""
     column = f.table2(name)
