@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from fafed.errors import ConfigError, FafedError, nearest
-from fafed.paper import figures, sections, tables, verdicts
+from fafed.paper import figures, tables, verdicts
 from fafed.paper.findings import Findings
+from fafed.paper.sections import accuracy, curves, overview
 
 BEGIN, END = "<!-- paper -->", "<!-- /paper -->"
 
@@ -95,20 +96,20 @@ directory: `fafed report runs/again/fashion-mnist-high` shows its curves.
 
 Section = Callable[[Findings, Path], str]
 SECTIONS: dict[str, Section] = {
-    "glance": lambda f, docs: sections.glance(f),
-    "protocol": lambda f, docs: sections.protocol(f),
-    "table-2": lambda f, docs: sections.table_2(f),
-    "readings": lambda f, docs: sections.readings(f),
-    "equal-cost": lambda f, docs: sections.equal_cost(f),
-    "long": lambda f, docs: sections.longer(f),
-    "tuned": lambda f, docs: sections.tuned(f),
-    "momentum": lambda f, docs: sections.momentum(f),
-    "sensitivity": lambda f, docs: sections.sensitivity(f),
-    "figures": lambda f, docs: sections.figures(f),
-    "language": lambda f, docs: sections.language(f),
-    "table-1": lambda f, docs: sections.theory(docs),
+    "glance": lambda f, docs: overview.glance(f),
+    "protocol": lambda f, docs: overview.protocol(f),
+    "table-2": lambda f, docs: accuracy.table_2(f),
+    "readings": lambda f, docs: accuracy.readings(f),
+    "equal-cost": lambda f, docs: accuracy.equal_cost(f),
+    "long": lambda f, docs: accuracy.longer(f),
+    "tuned": lambda f, docs: accuracy.tuned(f),
+    "momentum": lambda f, docs: accuracy.momentum(f),
+    "sensitivity": lambda f, docs: accuracy.sensitivity(f),
+    "figures": lambda f, docs: curves.figures(f),
+    "language": lambda f, docs: curves.language(f),
+    "table-1": lambda f, docs: overview.theory(docs),
     "deviations": lambda f, docs: _deviations(f),
-    "effort": lambda f, docs: sections.effort(f),
+    "effort": lambda f, docs: overview.effort(f),
 }
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from fafed.paper.findings import CONTROL, FAFED, Findings, Races, Runs, level, title
 from fafed.paper.ledger import Outcome
 from fafed.paper.plan import Grid
+from fafed.paper.protocol import Search
 from fafed.report.numbers import NOTHING, Stat, listing
 
 NOT_YET = "not run yet"
@@ -224,3 +225,18 @@ def budget_words(f: Findings, name: str) -> str:
     epochs = found.count * e.local_steps * int(e.batch_size) * e.data.clients / EXAMPLES
     words = f"T = {found.count} ({epochs:.1f} epochs)"
     return words if found.reached else f"{words}, without reaching the paper's FedAvg"
+
+
+def seeds_words(f: Findings) -> str:
+    return f"seeds {listing([str(seed) for seed in f.protocol.seeds])}"
+
+
+def passes_words(f: Findings, search: Search) -> str:
+    """How a search chooses."""
+    *rungs, last = search.rungs
+    steps = [f"{100 * r.share:.0f} % of T, from which the best {r.keep} go on" for r in rungs]
+    best = f"the best mean of {last.tail} evaluations"
+    if last.more_seeds:
+        seeds = [str(seed) for seed in (f.protocol.choosing_seed, *last.more_seeds)]
+        best += f", over seeds {listing(seeds)},"
+    return "; ".join([*steps, f"T rounds, of which {best} wins"])

@@ -1,0 +1,1 @@
+"""The sections of docs/paper.md. Numbers come from the ledger, verdicts from the numbers."""
