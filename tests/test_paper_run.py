@@ -73,7 +73,9 @@ def tiny(tmp_path):
         },
     }
     content["tuned"] |= {"trials": 5, "eta_times": [1.0, 2.0]}
-    content["momentum"] = {"methods": ["fafed"], "server_momentum": [0.5, 0.9], "eta_times": [0.5]}
+    server, estimate = content["momentum"]
+    server |= {"methods": ["fafed"], "eta_times": [0.5]}
+    estimate |= {"methods": ["fafed"], "grid": {"old_grad_scale": [0.0]}}
     content["sensitivity"] |= {
         "experiment": "tiny-low",
         "values": {"algorithm.alpha": [0.5, 1.0], "local_steps": [1, 2]},
@@ -158,13 +160,19 @@ def test_everything_once(tiny, ran, tmp_path):
     best = tuned.winner.job.settings
     faster = plan.momentum("tiny-low", "fafed")  # from both choices, and one without
     tried = [o.job.settings for o in faster.rungs[0]]
+    bases = race.winner.job.settings, best
     pushed = [
         {**base, "eta": 0.5 * base["eta"], "server_momentum": mu}
-        for base in (race.winner.job.settings, best)
-        for mu in (0.5, 0.9)
+        for base in bases
+        for mu in (0.5, 0.7, 0.9)
     ]
-    assert all(settings in tried for settings in [best, *pushed])
-    assert all(settings in [best, *pushed] for settings in tried)
+    gathered = [
+        {**base, "eta": pytest.approx(times * base["eta"]), "old_grad_scale": 0.0}
+        for base in bases
+        for times in (0.05, 0.1, 0.2, 0.4)
+    ]
+    assert all(settings in tried for settings in [best, *pushed, *gathered])
+    assert all(settings in [best, *pushed, *gathered] for settings in tried)
     assert mean(faster.winner) == max(map(mean, faster.rungs[-1]))
     assert plan.momentum_final("tiny-low", "fafed", 2).job.settings == faster.winner.job.settings
     wider = plan.tuned("tiny-low", "fedavg")  # two step sizes and three of the server's

@@ -31,6 +31,7 @@ ALGORITHMS = {
 }
 OTHER_STEPS = {
     "old gradient": fafed.FAFED(eta=0.005, rho=0.1, old_grad_scale=0.95),
+    "no old gradient": fafed.FAFED(eta=0.005, rho=0.1, old_grad_scale=0.0),
     "global": fafed.FAFED(eta=0.005, rho=0.1, adaptivity="global"),
     "fedprox": fafed.FedProx(eta=0.05),
 }

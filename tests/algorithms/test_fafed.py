@@ -60,6 +60,7 @@ def test_equals_the_pseudo_code(q, alpha):
         ({"sync_precond": "stale"}, {"stale": True}),
         ({"first_step_precond": True}, {"first": True}),
         ({"old_grad_scale": 0.95}, {"ext": 0.95}),
+        ({"old_grad_scale": 0.0}, {"ext": 0.0}),
         ({"adaptivity": "amsgrad"}, {"ams": True}),
         ({"server_momentum": 0.7}, {"mu": 0.7}),
         ({"server_momentum": 0.7, "sync_precond": "stale"}, {"mu": 0.7, "stale": True}),
@@ -266,6 +267,23 @@ def test_momentum_is_free_and_speeds_up_a_long_way():
     expected = sum((1 - 0.8**r) / 0.2 for r in range(1, rounds + 1)) / rounds
     assert float(ways[1] / ways[0]) == pytest.approx(expected, rel=0.1)
     assert plain.state.shared.last.numel() == 0
+
+
+def test_momentum_in_m_alone_takes_one_gradient_per_step():
+    p = Problem(N, b="full", B="full")
+    *_, plain = p.run(FAFED(), 3, 4)
+    *_, alone = p.run(FAFED(old_grad_scale=0.0), 3, 4)
+    opening = N
+    assert plain.gradients - opening == 2 * (alone.gradients - opening) == 2 * N * 3 * 4
+
+
+@pytest.mark.parametrize(("alpha", "c"), [(0.1, 0.0), (0.2, 0.5)])
+def test_momentum_in_m_grows_to_its_limit(alpha, c):
+    """Where the gradient stays the same, m is (1 - (1 - alpha) c) / alpha times it in the end."""
+    p = Problem(1, b="full", B="full")
+    algorithm = FAFED(eta=1e-12, alpha=alpha, old_grad_scale=c, adaptivity="identity")
+    (*_, shared), g = p.shared(algorithm, 100, 2), p.g(0, 1, p.x0)
+    torch.testing.assert_close(shared.m, (1 - (1 - alpha) * c) / alpha * g)
 
 
 def test_amsgrad_scale_never_decreases():

@@ -32,7 +32,7 @@ def test_id2_equals_its_own_pseudo_code(q, eta, alpha):
         close(shared.m, d)
 
 
-@pytest.mark.parametrize("more", [{}, {"server_momentum": 0.8}])
+@pytest.mark.parametrize("more", [{}, {"server_momentum": 0.8}, {"old_grad_scale": 0.5}])
 def test_id2_equals_fafed_without_scale_bit_for_bit(more):
     p = Problem(4)
     ours = p.xs(STEM(0.05, 0.1, **more), 4, 5)

@@ -15,7 +15,10 @@ The first step has no A, as in the paper's line 3, unless `first_step_precond`.
 Beyond the paper, `server_momentum` adds that share of the server's last move to its next one:
 x <- x' + mu (x_r - x_{r-1}), with x_r the model that round r began with and x' what the paper makes
 of it. It costs neither gradients nor bytes, and m stays exact: both its gradients are taken where
-the client is and was, however it came there.
+the client is and was, however it came there. `old_grad_scale` = c puts c g(x_{t-1}) into m instead
+of g(x_{t-1}), as the authors' code does with c = 0.95. Below 1 m gathers momentum, up to
+(1 - (1 - alpha) c) / alpha times the gradient; at 0 it is momentum alone, variance reduction is
+gone, and a step takes one gradient instead of two.
 """
 
 from __future__ import annotations
@@ -116,7 +119,11 @@ class FAFED(Algorithm):
     )
     first_step_precond: bool = hyper(False, switch, "divide the very first step by A, too")
     coupled_masks: bool = hyper(True, switch, "both gradients of a step use the same dropout masks")
-    old_grad_scale: float = hyper(1.0, at_least(0), "factor of g(x_{t-1}); 1 in the paper")
+    old_grad_scale: float = hyper(
+        1.0,
+        at_least(0),
+        "factor of g(x_{t-1}); 1 in the paper. Below 1 m gathers momentum, and eta must be smaller",
+    )
     v_bits: int = hyper(
         32,
         Rule("32 or 8", lambda v: v in (32, 8)),
@@ -187,10 +194,13 @@ class FAFED(Algorithm):
         scale = self.old_grad_scale
         for rate, remember, batch in zip(settings.rates, settings.keeps, batches, strict=True):
             g = grad(x, batch)
-            again = batch if self.coupled_masks else batch.redrawn()
-            old = grad(before, again)
-            m = corrected(g, remember, m, old if scale == 1 else scale * old)
-            del old  # a vector as large as the model
+            if scale:
+                again = batch if self.coupled_masks else batch.redrawn()
+                old = grad(before, again)
+                m = corrected(g, remember, m, old if scale == 1 else scale * old)
+                del old  # a vector as large as the model
+            else:
+                m = g + remember * m
             v = self.collect(v, g)
             before, x = x, self.move(x, rate, m, settings.A)
         return Tracked(x, before, m, v)

@@ -5,8 +5,8 @@
 
 Every q steps x and d become their means. This is FAFED with A = 1, step for step (STEM's own
 index is ours plus one), so FAFED's functions do the work; `schedules.StemStep` and
-`schedules.StemMomentum` are the step sizes of STEM's theory. `server_momentum` is FAFED's, too, and
-not in STEM's paper.
+`schedules.StemMomentum` are the step sizes of STEM's theory. `server_momentum` and `old_grad_scale`
+are FAFED's, too, and not in STEM's paper.
 """
 
 from __future__ import annotations
@@ -17,7 +17,17 @@ from functools import cached_property
 
 from torch import Tensor
 
-from fafed.algorithm import Algorithm, Batches, Exchange, Grad, Trip, above, between, hyper
+from fafed.algorithm import (
+    Algorithm,
+    Batches,
+    Exchange,
+    Grad,
+    Trip,
+    above,
+    at_least,
+    between,
+    hyper,
+)
 from fafed.algorithms.fafed import FAFED, Down, Local, Message, Shared
 from fafed.schedules import Rate
 
@@ -44,6 +54,11 @@ class STEM(Algorithm):
         "how much of its last move the server adds to the next; 0 in the paper. With more of it, a "
         "smaller eta",
     )
+    old_grad_scale: float = hyper(
+        1.0,
+        at_least(0),
+        "factor of g(x_{t-1}); 1 in the paper. Below 1 d gathers momentum, and eta must be smaller",
+    )
 
     @cached_property
     def fafed(self) -> FAFED:
@@ -51,6 +66,7 @@ class STEM(Algorithm):
             eta=self.eta,
             alpha=self.alpha,
             server_momentum=self.server_momentum,
+            old_grad_scale=self.old_grad_scale,
             adaptivity="identity",
         )
 

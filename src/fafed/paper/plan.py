@@ -117,19 +117,18 @@ class Plan:
 
     @remembered
     def momentum(self, name: str, algorithm: str) -> Race:
-        """The choices of both searches with momentum on the server, and the further one without;
-        that one alone for a method with momentum of its own."""
-        wanted, without = self.protocol.momentum, self.tuned(name, algorithm)
-        if algorithm not in wanted.methods:
+        """The choices of both searches with momentum, and the further one without; that one alone
+        for a method with momentum of its own."""
+        kinds = [kind for kind in self.protocol.momentum if algorithm in kind.methods]
+        without = self.tuned(name, algorithm)
+        if not kinds:
             return without
         further = without.winner.job.settings
         candidates = [further]
         for base in (self.fair(name, algorithm).winner.job.settings, further):
-            grid = {
-                "eta": multiples(base["eta"], wanted.eta_times),
-                "server_momentum": wanted.server_momentum,
-            }
-            candidates += [s for p in points(grid) if (s := {**base, **p}) not in candidates]
+            for kind in kinds:
+                grid = {"eta": multiples(base["eta"], kind.eta_times)} | kind.grid
+                candidates += [s for p in points(grid) if (s := {**base, **p}) not in candidates]
         return self._race(name, algorithm, candidates, self.protocol.tuned)
 
     def momentum_final(self, name: str, algorithm: str, seed: int) -> Outcome:

@@ -45,8 +45,11 @@ class Tuned(Search):
 
 
 class Momentum(Part):
-    methods: list[str]  # that are given momentum
-    server_momentum: list[float]  # to be tried,
+    """One kind of it."""
+
+    about: str
+    methods: list[str]  # that are given it
+    grid: dict[str, list[Any]]  # to be tried,
     eta_times: list[float]  # with multiples of the eta that the two searches have chosen
 
 
@@ -104,7 +107,7 @@ class Protocol(Part):
     budget: Budget
     fair: Search
     tuned: Tuned
-    momentum: Momentum
+    momentum: list[Momentum]
     long: Long
     sensitivity: Sensitivity
     deviations: list[Deviation]

@@ -121,11 +121,25 @@ def grids_table(f: Findings) -> str:
     for method in f.protocol.methods:
         grid = search.grids[method]
         size = len(search.eta_times) * math.prod(map(len, grid.values()))
-        values = {key: listing([value_text(v) for v in grid[key]]) for key in grid}
-        words = "; ".join(f"{key} from {listed}" for key, listed in values.items())
-        same.setdefault((words, tried(size, search.trials)), []).append(title(method))
+        same.setdefault((_values(grid), tried(size, search.trials)), []).append(title(method))
     rows = [[listing(names), *cells] for cells, names in same.items()]
     return markdown(["method", "beside eta", "trials"], rows)
+
+
+def momentum_table(f: Findings) -> str:
+    """What is tried of each kind of momentum; trials are those of one method, from two settings."""
+    rows = []
+    for kind in f.protocol.momentum:
+        times = listing([f"{t:g}" for t in kind.eta_times])
+        trials = 2 * len(kind.eta_times) * math.prod(map(len, kind.grid.values()))
+        methods = listing([title(method) for method in kind.methods])
+        rows.append([kind.about, methods, _values(kind.grid), times, str(trials)])
+    return markdown(["momentum", "methods", "beside eta", "eta times", "trials at most"], rows)
+
+
+def _values(grid: Mapping[str, Sequence[Any]]) -> str:
+    values = {key: listing([value_text(v) for v in grid[key]]) for key in grid}
+    return "; ".join(f"{key} from {listed}" for key, listed in values.items())
 
 
 def alphas_table(f: Findings) -> str:
