@@ -78,6 +78,9 @@ def test_verdicts_follow_the_numbers(findings):
         "second, 0.0200 behind STEM (spread over seeds, 0.0100)"
     )
     assert verdicts.standing(findings, {"stem": column["stem"]}) == "not run yet"
+    assert verdicts.scale_words({"a-low": column, "a-high": {"stem": column["stem"]}}) == (
+        "low: -0.0200 (spread over seeds, 0.0100); high: not run yet"
+    )
     assert verdicts.standing(findings, column | {"fedavg": Stat(0.8, None, 1)}) == "not run yet"
     assert tables.accuracy(Stat(float("nan"), None, 3)) == "diverged"
     assert tables.settings({"alpha": {"schedule": "power", "kappa": 0.9, "every": "round"}}) == (

@@ -83,7 +83,7 @@ fafed paper show table-2 --results again --runs runs/again
 | Table 2, read otherwise | fashion-mnist-low-b50, fashion-mnist-high-random |
 | 3 times as long | long, long-seeds |
 | Table 2, searched further | tuned |
-| Momentum on the server | momentum, momentum-long |
+| Momentum | momentum, momentum-long |
 | Sensitivity of FAFED | sensitivity |
 | Figures 2 to 4 | those of Table 2, and mnist-low to cifar-10-high |
 | Figure 1 | wikitext-2-small, wikitext-2 |
@@ -151,8 +151,8 @@ FAFED's place:
 
 - In the table, on the paper's grid: {verdicts.standings(findings, fair)}.
 - After a search beyond that grid, for everybody: {verdicts.standings(findings, further)}.
-- The same, and with momentum on the server (`server_momentum`, not in the paper) of those
-  without: {verdicts.standings(findings, faster)}. At equal cost:
+- The same, and with momentum for those without it (`server_momentum`, `old_grad_scale`; not in
+  the paper): {verdicts.standings(findings, faster)}. At equal cost:
   {verdicts.equal_costs_words(findings, findings.with_momentum)}.
 - In two other readings of the paper, added afterwards, because FAFED had gained in
   them: {readings}.

@@ -23,7 +23,7 @@ Races = Callable[[str, str], Race | None]  # of an experiment and a method
 Runs = Callable[[str, str], list[Outcome]]
 ACCURACY = "test_accuracy"
 DATA = {"fashion-mnist": "Fashion-MNIST", "mnist": "MNIST", "cifar-10": "CIFAR-10"}
-FAFED, FEDAVG = "fafed", "fedavg"
+FAFED, FEDAVG, STEM = "fafed", "fedavg", "stem"
 CONTROL = "STEM, step eta/rho"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from fafed.paper.findings import CONTROL, FAFED, Findings, Races, Runs, level, title
+from fafed.paper.findings import CONTROL, FAFED, STEM, Findings, Races, Runs, level, title
 from fafed.paper.ledger import Outcome
 from fafed.paper.plan import Grid
 from fafed.paper.protocol import Search
@@ -66,6 +66,18 @@ def beside(stat: Stat | None, paper: float) -> str:
     side = "above" if difference >= 0 else "below"
     seeds = " (one seed)" if stat.n == 1 else ""
     return f"{abs(difference):.4f} {side} the paper's {paper:.4f}{seeds}"
+
+
+def scale_words(columns: Mapping[str, Mapping[str, Stat]]) -> str:
+    """What the adaptive scale adds: FAFED beside STEM, which is FAFED without it."""
+    words = {}
+    for name, column in columns.items():
+        words[name] = NOT_YET
+        if FAFED in column and STEM in column:
+            ours, theirs = column[FAFED], column[STEM]
+            spread = max(ours.std or 0.0, theirs.std or 0.0)
+            words[name] = f"{ours.mean - theirs.mean:+.4f} (spread over seeds, {spread:.4f})"
+    return levels_words(words)
 
 
 def at_an_end(f: Findings, races: Races, grids: Callable[[str, str], Grid]) -> str:

@@ -152,7 +152,8 @@ What FedAdam and FedAMS have and the others lack is momentum. There are two kind
 - *In the estimate.* With `old_grad_scale` = c FAFED's and STEM's clients subtract c times the
   gradient of the point before, which is c = 1 in the papers and 0.95 in the public code of FAFED.
   Below 1 the estimate gathers momentum. At 0 it is that alone: variance reduction is gone, and with
-  it the second gradient of a step. FedAvg with momentum on the clients is STEM with c = 0.
+  it the second gradient of a step. FedAvg with momentum on the clients (PR-SGD with momentum) is
+  STEM with c = 0, but for the first step.
 
 All start from their settings of Table 2 and of the further search; eta is a multiple of the one
 there.
@@ -172,6 +173,8 @@ laid out after 37 more trials of FAFED (held-out data, seed 0; 19, 7 and 11 at t
 FAFED's place with momentum. {verdicts.sentence(verdicts.standings(f, columns))}
 Beside the paper's FAFED. {verdicts.sentence(verdicts.beside_paper(f, f.with_momentum))}
 At equal cost. {verdicts.sentence(verdicts.equal_costs_words(f, f.with_momentum))}
+FAFED's accuracy less that of STEM, which is FAFED without the adaptive scale.
+{verdicts.sentence(verdicts.scale_words(columns))}
 
 {{momentum}}
 

@@ -30,7 +30,7 @@ def glance(f: Findings) -> str:
             verdicts.standings(f, longer),
         ),
         ("FAFED after a search beyond the paper's grid", verdicts.standings(f, tuned)),
-        ("The same, and momentum on the server for those without", verdicts.standings(f, faster)),
+        ("The same, and momentum for those without", verdicts.standings(f, faster)),
         *((f"FAFED, {r.about}", verdicts.reading_words(f, name)) for name, r in readings),
         ("FAFED's training loss among the six (Figures 2 to 4)", verdicts.losses_words(f)),
         (
