@@ -22,7 +22,8 @@ from fafed.training import build
 
 def make(name):
     fields = {f.name for f in dataclasses.fields(ALGORITHMS[name])}
-    return ALGORITHMS[name](**{k: 0.05 for k in ("eta",) if k in fields})
+    common = {"eta": 0.05, "server_momentum": 0.7}  # the larger state, where there is a choice
+    return ALGORITHMS[name](**{k: v for k, v in common.items() if k in fields})
 
 
 def clients_for(name):

@@ -360,7 +360,8 @@ def test_a_run_as_it_was_earlier():
     early = run.until(2)
     assert early.series("test_accuracy") == [(1, 0.1), (2, 0.2)]
     assert early.failure is None  # it failed later
-    assert run.until(3).failure == run.until(9).failure == "in round 4"
+    assert run.until(3).failure is None
+    assert run.until(4).failure == run.until(9).failure == "in round 4"
 
 
 def test_where_a_curve_is_the_lowest_and_what_is_shown_of_perplexities():

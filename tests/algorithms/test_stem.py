@@ -7,7 +7,7 @@ import torch
 from paper.stem import stem as transcribed
 from problem import Problem, close
 
-from fafed import FAFED, STEM
+from fafed import FAFED, PRSGDM, STEM
 from fafed.schedules import Power, StemMomentum, StemStep
 
 
@@ -37,6 +37,15 @@ def test_id2_equals_fafed_without_scale_bit_for_bit(more):
     p = Problem(4)
     ours = p.xs(STEM(0.05, 0.1, **more), 4, 5)
     assert torch.equal(ours, p.xs(FAFED(0.05, 0.1, adaptivity="identity", **more), 4, 5))
+
+
+def test_without_the_old_gradient_it_is_pr_sgd_with_momentum_after_the_opening():
+    p, eta, alpha = Problem(4), 0.05, 0.2
+    ours = p.xs(STEM(eta, alpha, old_grad_scale=0.0), 3, 4)
+    run = p.run(PRSGDM(eta, 1 - alpha), 3, 4)
+    d = sum(p.g0(i, p.x0) for i in range(4)) / 4
+    run.state = run.state._replace(shared=run.state.shared._replace(x=p.x0 - eta * d, u=d))
+    close(ours, torch.stack([run.state.shared.x for _ in run]))
 
 
 def test_theory_step_and_momentum():

@@ -16,7 +16,7 @@ Beyond the paper, `server_momentum` adds that share of the server's last move to
 x <- x' + mu (x_r - x_{r-1}), with x_r the model that round r began with and x' what the paper makes
 of it. It costs neither gradients nor bytes, and m stays exact: both its gradients are taken where
 the client is and was, however it came there. `old_grad_scale` = c puts c g(x_{t-1}) into m instead
-of g(x_{t-1}), as the authors' code does with c = 0.95. Below 1 m gathers momentum, up to
+of g(x_{t-1}), as the authors' code for images does with c = 0.95. Below 1 m gathers momentum, up to
 (1 - (1 - alpha) c) / alpha times the gradient; at 0 it is momentum alone, variance reduction is
 gone, and a step takes one gradient instead of two.
 """
@@ -96,8 +96,8 @@ class FAFED(Algorithm):
     Use it when everyone takes part, coordinates differ much in scale, and two gradients per step
     and three vectors each way are affordable.
     Beware: a small alpha removes drift, the adaptive scale does not: at alpha = 0.9 the bias is
-    about FedAvg's. Clipping can keep sqrt(v) below rho almost everywhere: then it is nearly STEM
-    with step eta / rho. When the clients change, the estimate m starts anew.
+    about FedAvg's. Clipping can keep sqrt(v) below rho almost everywhere: then A is nearly rho,
+    and the step eta / rho. When the clients change, the estimate m starts anew.
     """
 
     eta: Rate = hyper(0.01, above(0, schedule=True), "the step size")

@@ -136,6 +136,7 @@ def readme_part(findings: Findings, drawn: Collection[str]) -> str:
     budgets = " / ".join("?" if r is None else str(r.count) for r in rounds)
     further = {name: findings.column(findings.tuned, name) for name in findings.levels}
     faster = {name: findings.column(findings.with_momentum, name) for name in findings.levels}
+    later = {name: findings.column(findings.momentum_longs, name) for name in findings.levels}
     readings = "; ".join(
         f"{reading.about}: {verdicts.standing(findings, findings.table2(name))}, "
         f"{verdicts.at_equal_cost_words(findings, name)}"
@@ -151,9 +152,10 @@ FAFED's place:
 
 - In the table, on the paper's grid: {verdicts.standings(findings, fair)}.
 - After a search beyond that grid, for everybody: {verdicts.standings(findings, further)}.
-- The same, and with momentum for those without it (`server_momentum`, `old_grad_scale`; not in
+- The same, with momentum for FedAvg, STEM and FAFED (`server_momentum`, `old_grad_scale`; not in
   the paper): {verdicts.standings(findings, faster)}. At equal cost:
-  {verdicts.equal_costs_words(findings, findings.with_momentum)}.
+  {verdicts.equal_costs_words(findings, findings.with_momentum)}. After
+  {findings.protocol.long.times} times as many rounds: {verdicts.standings(findings, later)}.
 - In two other readings of the paper, added afterwards, because FAFED had gained in
   them: {readings}.
 

@@ -96,7 +96,7 @@ def tuned(findings: Findings) -> Figure | None:
 
 
 def momentum(findings: Findings) -> Figure | None:
-    """As `tuned`, with momentum on the server."""
+    """As `tuned`, with momentum."""
     runs = findings.with_momentum
     if not any(runs(name, FAFED) for name in findings.levels):
         return None

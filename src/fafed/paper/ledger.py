@@ -84,7 +84,7 @@ class Outcome:
     def until(self, rounds: int) -> Outcome:
         """The same run when it had made so many rounds."""
         made = sum(r is not None and r <= rounds for r in self.columns.get("round", ()))
-        failure = self.failure if made == len(self.columns.get("round", ())) else None
+        failure = self.failure if made < rounds else None
         columns = {name: column[:made] for name, column in self.columns.items()}
         return replace(self, columns=columns, failure=failure)
 

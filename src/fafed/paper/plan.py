@@ -119,17 +119,29 @@ class Plan:
     def momentum(self, name: str, algorithm: str) -> Race:
         """The choices of both searches with momentum, and the further one without; that one alone
         for a method with momentum of its own."""
+        without, grids = self.tuned(name, algorithm), self.momentum_grids(name, algorithm)
+        candidates = [without.winner.job.settings]
+        for grid in grids:
+            candidates += [point for point in points(grid) if point not in candidates]
+        return self._race(name, algorithm, candidates, self.protocol.tuned) if grids else without
+
+    def momentum_grids(self, name: str, algorithm: str) -> list[Grid]:
+        """One for each kind of momentum and each of the two settings it is given to."""
+        fair, further = self.fair(name, algorithm).winner, self.tuned(name, algorithm).winner
         kinds = [kind for kind in self.protocol.momentum if algorithm in kind.methods]
-        without = self.tuned(name, algorithm)
-        if not kinds:
-            return without
-        further = without.winner.job.settings
-        candidates = [further]
-        for base in (self.fair(name, algorithm).winner.job.settings, further):
-            for kind in kinds:
-                grid = {"eta": multiples(base["eta"], kind.eta_times)} | kind.grid
-                candidates += [s for p in points(grid) if (s := {**base, **p}) not in candidates]
-        return self._race(name, algorithm, candidates, self.protocol.tuned)
+        return [
+            {key: [value] for key, value in base.items()}
+            | {"eta": multiples(base["eta"], kind.eta_times)}
+            | kind.grid
+            for base in (fair.job.settings, further.job.settings)
+            for kind in kinds
+        ]
+
+    def momentum_grid(self, name: str, algorithm: str) -> Grid:
+        """The one from which the choice is; of a choice without momentum, nothing."""
+        chosen = self.momentum(name, algorithm).winner.job.settings
+        grids = self.momentum_grids(name, algorithm)
+        return next((grid for grid in grids if chosen in points(grid)), {})
 
     def momentum_final(self, name: str, algorithm: str, seed: int) -> Outcome:
         return self._measured(name, self.momentum(name, algorithm).winner.job, seed)

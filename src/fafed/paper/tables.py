@@ -221,11 +221,11 @@ def _single(run: Outcome | None, f: Findings) -> str:
     return "diverged" if math.isnan(value) else f"{value:.4f}"
 
 
-def language_table(runs: Mapping[str, Outcome]) -> str:
-    """Label -> run."""
+def language_table(runs: Mapping[str, Outcome], tail: int) -> str:
+    """Label -> run; the training loss is a mean of the last `tail` rounds."""
     rows = []
     for label, run in runs.items():
-        train, test = run.end("train_loss", 1), run.end("test_loss", 1)
+        train, test = run.end("train_loss", tail), run.end("test_loss", 1)
         chosen = settings(run.job.settings, ("tau",))
         if run.failure:
             rows.append([label, "diverged", "diverged", chosen])

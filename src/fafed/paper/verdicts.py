@@ -89,7 +89,8 @@ def at_an_end(f: Findings, races: Races, grids: Callable[[str, str], Grid]) -> s
             race = races(name, method)
             chosen = race.winner.job.settings if race else {}
             grid = grids(name, method) if race else {}
-            steps = [s for s in ("eta", "eta_g") if s in chosen and chosen[s] == max(grid[s])]
+            several = {s: grid[s] for s in ("eta", "eta_g") if len(grid.get(s, ())) > 1}
+            steps = [s for s, values in several.items() if chosen[s] == max(values)]
             mine += [f"{title(method)} ({listing(steps)})"] if steps else []
         if mine:
             found.append(f"{level(name)}: {listing(mine)}")
@@ -159,7 +160,7 @@ def language_words(f: Findings) -> str:
     words = []
     for name, wanted in f.protocol.language.items():
         runs = f.language(name)
-        ends = {label: run.end("train_loss", 1) for label, run in runs.items()}
+        ends = {label: run.end("train_loss", f.protocol.tail) for label, run in runs.items()}
         mine = ends.get(title(FAFED), math.nan)
         others = {label: end for label, end in ends.items() if end == end and label != title(FAFED)}
         if math.isnan(mine) or not others:
@@ -189,17 +190,14 @@ def lowest_words(runs: Mapping[str, Outcome]) -> str:
 
 def control_words(f: Findings) -> str:
     """FAFED's training loss beside that of the control and of STEM."""
-    found = {name: runs for name in f.protocol.language if (runs := f.controlled(name))}
-    if not found:
-        return f"{CONTROL}: {NOT_YET}"
-    ((name, runs),) = found.items()
-    ends = [
-        f"{label}: {'diverged' if run.failure else format(run.end('train_loss', 1), '.3f')}"
-        for label, run in runs.items()
-    ]
-    rounds = runs[CONTROL].job.rounds
-    words = f"training loss with {f.protocol.language[name].about} after {rounds} rounds: "
-    return words + "; ".join(ends)
+    words = []
+    for name, wanted in f.protocol.language.items():
+        if runs := f.controlled(name):
+            ends = {label: run.end("train_loss", f.protocol.tail) for label, run in runs.items()}
+            told = [f"{label}: {'diverged' if e != e else f'{e:.3f}'}" for label, e in ends.items()]
+            after = f"{wanted.about} after {runs[CONTROL].job.rounds} rounds"
+            words.append(f"training loss with {after}: {'; '.join(told)}")
+    return ". ".join(words) or f"{CONTROL}: {NOT_YET}"
 
 
 def also_words(f: Findings) -> str:

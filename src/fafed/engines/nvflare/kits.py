@@ -112,24 +112,21 @@ class Member:
         return [p for p in self._all() if self.process and p.pid != self.process.pid]
 
     def kill(self) -> None:
-        """kill -9, with the jobs' processes."""
-        self._end(0)
+        """kill -9, with the jobs' processes, until nothing runs from this kit: one that ends may
+        have started a job just before."""
+        while found := self._all():
+            for process in found:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(found, timeout=5)
+        if self.process:
+            self.process.wait()
 
     def stop(self, seconds: float = 5.0) -> None:
         if self.alive and self.process:
             self.process.send_signal(signal.SIGTERM)
-        self._end(seconds)
-
-    def _end(self, seconds: float) -> None:
-        """Until nothing runs from this kit: one that ends may have started a job just before."""
         psutil.wait_procs(self._all(), timeout=seconds)
-        while rest := self._all():
-            for process in rest:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            psutil.wait_procs(rest, timeout=5)
-        if self.process:
-            self.process.wait()
+        self.kill()
 
     def _all(self) -> list[psutil.Process]:
         """Everything that runs from this kit, orphans too."""

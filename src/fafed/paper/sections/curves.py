@@ -76,11 +76,12 @@ def language(f: Findings) -> str:
             continue
         of = len(wanted.methods)
         far = "" if len(runs) == of else f"; {len(runs)} of {of} runs so far"
-        parts += [f"{words}{far}.\n", tables.language_table(runs)]
+        parts += [f"{words}{far}.\n", tables.language_table(runs, f.protocol.tail)]
         if compared := f.controlled(name):
             after = compared[CONTROL].job.rounds
             words = f"**{wanted.about}, the control**: the same runs after {after} rounds, and STEM"
-            parts += [f"{words} at FAFED's step over rho.\n", tables.language_table(compared)]
+            table = tables.language_table(compared, f.protocol.tail)
+            parts += [f"{words} at FAFED's step over rho.\n", table]
     return f"""\
 ## Figure 1: language model on WikiText-2
 
@@ -89,6 +90,8 @@ nothing was tuned here. Of alpha, beta, beta1 and beta2 it gives 0.1 and 0.9, re
 and 0.9 for the others; the step falls with the epochs and the first batch is one of b, as in the
 public code, which trains for 40 epochs. The training loss is the mean over the clients' local
 steps, with dropout, and the training perplexity its exponential; the test perplexity is without.
+The training loss at the end is the mean of the last {f.protocol.tail} rounds, the test perplexity
+that of the last evaluation.
 Who takes all {verdicts.WORDS:,} words for equally likely has a loss of
 {math.log(verdicts.WORDS):.3f}. Gradients are clipped to norm 0.25, so that sqrt(v) is below
 rho = 0.01 for nearly every coordinate, and FAFED should be close to STEM with the step eta/rho

@@ -19,6 +19,7 @@ def glance(f: Findings) -> str:
     longer = {name: f.column(f.longs, name) for name in f.levels}
     tuned = {name: f.column(f.tuned, name) for name in f.levels}
     faster = {name: f.column(f.with_momentum, name) for name in f.levels}
+    faster_longer = {name: f.column(f.momentum_longs, name) for name in f.levels}
     readings = f.protocol.readings.items()
     rows = [
         ("FAFED after the same number of rounds (Table 2)", verdicts.standings(f, fair)),
@@ -30,7 +31,15 @@ def glance(f: Findings) -> str:
             verdicts.standings(f, longer),
         ),
         ("FAFED after a search beyond the paper's grid", verdicts.standings(f, tuned)),
-        ("The same, and momentum for those without", verdicts.standings(f, faster)),
+        (
+            "The same, with momentum for FedAvg, STEM and FAFED",
+            f"{verdicts.standings(f, faster)}. At equal cost. "
+            f"{verdicts.sentence(verdicts.equal_costs_words(f, f.with_momentum))[:-1]}",
+        ),
+        (
+            f"That after {f.protocol.long.times} times as many rounds",
+            verdicts.standings(f, faster_longer),
+        ),
         *((f"FAFED, {r.about}", verdicts.reading_words(f, name)) for name, r in readings),
         ("FAFED's training loss among the six (Figures 2 to 4)", verdicts.losses_words(f)),
         (
@@ -59,9 +68,9 @@ def protocol(f: Findings) -> str:
 The same for every method; as data in
 [experiments/paper/protocol.toml](../experiments/paper/protocol.toml). In a round every client makes
 q steps on batches of b examples; T is the number of rounds. eta is the clients' step size, eta_g
-the server's. alpha and beta are the momenta of FAFED's gradient estimate and of its second moment,
-rho is what is added to the root of that one; beta1, beta2 and tau are the same for FedAdam and
-FedAMS.
+the server's. alpha is the share of new information in FAFED's gradient estimate, beta the memory of
+its second moment, and rho is added to the root of that one. beta1 and beta2 are the memories of the
+first and the second moment of FedAdam and FedAMS, and tau is their smallest denominator.
 
 1. **Rounds.** The paper does not say how long it trains. {title(p.budget.algorithm)} is run on its
    step-size grid for up to {p.budget.rounds} rounds (seed {p.choosing_seed}, whole training set);
