@@ -62,7 +62,7 @@ def tiny(tmp_path):
                 "about": "tiny",
                 "methods": ["fafed", "stem"],
                 "seed": 1,
-                "control": {"rounds": 2, "settings": {"eta": 0.1}},
+                "control": {"eta": 0.1},
             }
         },
         "experiments": {
@@ -238,14 +238,14 @@ def test_a_stage_alone_and_a_restart(tiny, ran, tmp_path, monkeypatch):
     assert len(ran) == count + 3
     findings = Findings(Plan(tiny, driver.everything(root, results)))
     assert list(findings.language("text")) == ["FAFED", "STEM"]
-    compared = findings.controlled("text")  # all three after the control's rounds
-    assert list(compared) == ["FAFED", "STEM, step eta/rho", "STEM"]
-    assert {run.columns["round"][-1] for run in compared.values()} == {2}
-    whole = findings.language("text")["FAFED"]
-    assert compared["FAFED"].series("train_loss") == whole.series("train_loss")[:2]
-    assert len(whole.columns["round"]) > 2
+    compared = findings.language("text") | {"STEM, step eta/rho": findings.control("text")}
+    assert compared["STEM, step eta/rho"].job.settings == {"eta": 0.1}
+    assert len({len(run.columns["round"]) for run in compared.values()}) == 1
+    page = document.section(findings, tmp_path, "language")
     for label, run in compared.items():
-        assert f"{label}: {run.end('train_loss', tiny.tail):.3f}" in verdicts.control_words(findings)
+        end = f"{run.end('train_loss', tiny.tail):.3f}"
+        assert f"{label} {end}" in verdicts.control_words(findings)
+        assert f"| {label} | {end} |" in page
     assert figures.write(findings, tmp_path, ["figure-1"]) == ["figure-1"]
     assert "training perplexity" in (tmp_path / "figure-1.svg").read_text("utf-8")
 
@@ -353,15 +353,6 @@ def test_the_end_of_a_run():
     assert crossed(run, "test_accuracy", 2, 0.61) is None
     assert math.isnan(run.end("train_loss", 1))
     assert score(outcome([0.9], failure="round 3: NaN"), 1) == -math.inf
-
-
-def test_a_run_as_it_was_earlier():
-    run = outcome([0.1, 0.2, 0.3], failure="in round 4")
-    early = run.until(2)
-    assert early.series("test_accuracy") == [(1, 0.1), (2, 0.2)]
-    assert early.failure is None  # it failed later
-    assert run.until(3).failure is None
-    assert run.until(4).failure == run.until(9).failure == "in round 4"
 
 
 def test_where_a_curve_is_the_lowest_and_what_is_shown_of_perplexities():

@@ -130,8 +130,8 @@ def language(findings: Findings) -> Figure | None:
     for i, (name, runs) in enumerate(found.items()):
         left, right = axes[2 * i : 2 * i + 2]
         lines = {label: [run] for label, run in runs.items()}
-        if compared := findings.controlled(name):
-            lines[CONTROL] = [compared[CONTROL]]
+        if control := findings.control(name):
+            lines[CONTROL] = [control]
         _curves(left, lines, "train_loss", "round")
         _guess(left)
         top = ABOVE_LATER * max(_later(run) for run in runs.values())

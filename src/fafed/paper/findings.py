@@ -114,15 +114,10 @@ class Findings:
         found = {title(m): known(partial(self.plan.language, name, m)) for m in methods}
         return {label: outcome for label, outcome in found.items() if outcome}
 
-    def controlled(self, name: str) -> dict[str, Outcome]:
-        """FAFED, the control and STEM as they are after the control's rounds: label -> run."""
-        if self.protocol.language[name].control is None:
-            return {}
-        control, runs = known(partial(self.plan.control, name)), self.language(name)
-        if control is None or not {"FAFED", "STEM"} <= set(runs):
-            return {}
-        found = {"FAFED": runs["FAFED"], CONTROL: control, "STEM": runs["STEM"]}
-        return {label: run.until(control.job.rounds) for label, run in found.items()}
+    def control(self, name: str) -> Outcome | None:
+        """STEM with FAFED's step over rho."""
+        wanted = self.protocol.language[name].control
+        return known(partial(self.plan.control, name)) if wanted else None
 
     def sensitivity(self) -> dict[str, list[tuple[float, Outcome]]]:
         """What -> (value, run)."""

@@ -10,7 +10,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -80,13 +80,6 @@ class Outcome:
         """Mean over the last evaluations; nan if the run diverged or did not measure it."""
         values = [y for _, y in self.series(name)][-tail:]
         return math.nan if self.failure or not values else sum(values) / len(values)
-
-    def until(self, rounds: int) -> Outcome:
-        """The same run when it had made so many rounds."""
-        made = sum(r is not None and r <= rounds for r in self.columns.get("round", ()))
-        failure = self.failure if made < rounds else None
-        columns = {name: column[:made] for name, column in self.columns.items()}
-        return replace(self, columns=columns, failure=failure)
 
     def plain(self) -> dict[str, Any]:
         own = {"seconds": self.seconds, "failure": self.failure, "columns": dict(self.columns)}

@@ -192,10 +192,9 @@ class Plan:
 
     def control(self, name: str) -> Outcome:
         """STEM with FAFED's step over rho."""
-        wanted = self.protocol.language[name]
+        wanted, rounds = self.protocol.language[name], self.protocol.experiment(name).rounds
         assert wanted.control is not None
-        control = wanted.control
-        return self._one(Job(name, "stem", control.settings, wanted.seed, control.rounds))
+        return self._one(Job(name, "stem", wanted.control, wanted.seed, rounds))
 
     # Parts of these.
 

@@ -79,19 +79,11 @@ class Curves(Search):
     data: dict[str, list[str]]  # experiments; settings are chosen at the first of each
 
 
-class Control(Part):
-    """STEM with FAFED's step over rho. A run is the beginning of any longer one, so FAFED's first
-    rounds are what it is compared with."""
-
-    rounds: int = Field(ge=1)
-    settings: dict[str, Any]
-
-
 class Language(Part):
     about: str
     methods: list[str]
     seed: int
-    control: Control | None = None
+    control: dict[str, Any] | None = None  # settings of STEM: FAFED's step over rho
 
 
 class Protocol(Part):

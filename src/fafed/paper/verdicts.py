@@ -192,12 +192,18 @@ def control_words(f: Findings) -> str:
     """FAFED's training loss beside that of the control and of STEM."""
     words = []
     for name, wanted in f.protocol.language.items():
-        if runs := f.controlled(name):
-            ends = {label: run.end("train_loss", f.protocol.tail) for label, run in runs.items()}
-            told = [f"{label}: {'diverged' if e != e else f'{e:.3f}'}" for label, e in ends.items()]
-            after = f"{wanted.about} after {runs[CONTROL].job.rounds} rounds"
-            words.append(f"training loss with {after}: {'; '.join(told)}")
-    return ". ".join(words) or f"{CONTROL}: {NOT_YET}"
+        if control := f.control(name):
+            runs = f.language(name)
+            found = {"FAFED": runs.get("FAFED"), CONTROL: control, "STEM": runs.get("STEM")}
+            told = [f"{label} {_end_words(f, run)}" for label, run in found.items()]
+            words.append(f"training loss with {wanted.about}: {', '.join(told)}")
+    return "; ".join(words) or f"{CONTROL}: {NOT_YET}"
+
+
+def _end_words(f: Findings, run: Outcome | None) -> str:
+    if run is None or run.failure:
+        return "diverged" if run else NOT_YET
+    return f"{run.end('train_loss', f.protocol.tail):.3f}"
 
 
 def also_words(f: Findings) -> str:

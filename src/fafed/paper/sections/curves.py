@@ -76,12 +76,9 @@ def language(f: Findings) -> str:
             continue
         of = len(wanted.methods)
         far = "" if len(runs) == of else f"; {len(runs)} of {of} runs so far"
+        if control := f.control(name):
+            runs = {**runs, CONTROL: control}
         parts += [f"{words}{far}.\n", tables.language_table(runs, f.protocol.tail)]
-        if compared := f.controlled(name):
-            after = compared[CONTROL].job.rounds
-            words = f"**{wanted.about}, the control**: the same runs after {after} rounds, and STEM"
-            table = tables.language_table(compared, f.protocol.tail)
-            parts += [f"{words} at FAFED's step over rho.\n", table]
     return f"""\
 ## Figure 1: language model on WikiText-2
 
@@ -97,8 +94,7 @@ Who takes all {verdicts.WORDS:,} words for equally likely has a loss of
 rho = 0.01 for nearly every coordinate, and FAFED should be close to STEM with the step eta/rho
 ([why](theory.md#by-arithmetic-alone)). That STEM is the control: what it reaches as well is a
 matter of step size; what it does not reach, of the adaptive scale, or of the very first step, which
-FAFED makes without its scale and the control with all of eta/rho. It is run for fewer rounds, which
-is enough to set it beside the others' first ones.
+FAFED makes without its scale and the control with all of eta/rho.
 {verdicts.sentence(verdicts.control_words(f))}
 
 FAFED's place by training loss. {verdicts.sentence(verdicts.language_words(f))}
