@@ -73,7 +73,8 @@ def tiny(tmp_path):
         },
     }
     content["tuned"] |= {"trials": 5, "eta_times": [1.0, 2.0]}
-    server, estimate = content["momentum"]
+    server, _, estimate = content["momentum"]
+    content["momentum"] = [server, estimate]
     server |= {"methods": ["fafed"], "eta_times": [0.5]}
     estimate |= {"methods": ["fafed"], "grid": {"old_grad_scale": [0.0]}}
     content["sensitivity"] |= {
@@ -245,7 +246,8 @@ def test_a_stage_alone_and_a_restart(tiny, ran, tmp_path, monkeypatch):
     assert compared["FAFED"].series("train_loss") == whole.series("train_loss")[:2]
     assert len(whole.columns["round"]) > 2
     for label, run in compared.items():
-        assert f"{label}: {run.end('train_loss', tiny.tail):.3f}" in verdicts.control_words(findings)
+        end = f"{run.end('train_loss', tiny.tail):.3f}"
+        assert f"{label}: {end}" in verdicts.control_words(findings)
     assert figures.write(findings, tmp_path, ["figure-1"]) == ["figure-1"]
     assert "training perplexity" in (tmp_path / "figure-1.svg").read_text("utf-8")
 
