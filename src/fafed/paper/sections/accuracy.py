@@ -147,8 +147,8 @@ def momentum(f: Findings) -> str:
 What FedAdam and FedAMS have and the others lack is momentum. Two kinds of it are tried here.
 
 - *On the server.* With `server_momentum` = mu the server adds mu times its last move to its next
-  one, at no cost in gradients. FedAvg's is known as FedAvgM, the others' is ours. It costs bytes for
-  SCAFFOLD alone, twice as many: else its clients take the server's move for the control variate
+  one, at no cost in gradients. FedAvg's is known as FedAvgM, the others' is ours. It costs bytes
+  for SCAFFOLD alone, twice as many: else its clients take the server's move for the control variate
   (`wire`).
 - *In the estimate.* With `old_grad_scale` = c FAFED and STEM put c times the gradient of the point
   before where the papers have it (c = 1; the public code of FAFED for images has 0.95).
