@@ -22,7 +22,9 @@ from fafed.training import build
 
 def make(name):
     fields = {f.name for f in dataclasses.fields(ALGORITHMS[name])}
-    common = {"eta": 0.05, "server_momentum": 0.7}  # the larger state, where there is a choice
+    common = {"eta": 0.05}
+    if name in ("fedavg", "stem", "fafed"):  # the larger state
+        common["server_momentum"] = 0.7
     return ALGORITHMS[name](**{k: v for k, v in common.items() if k in fields})
 
 

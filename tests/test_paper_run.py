@@ -73,7 +73,8 @@ def tiny(tmp_path):
         },
     }
     content["tuned"] |= {"trials": 5, "eta_times": [1.0, 2.0]}
-    server, estimate = content["momentum"]
+    server, _, estimate = content["momentum"]
+    content["momentum"] = [server, estimate]
     server |= {"methods": ["fafed"], "eta_times": [0.5]}
     estimate |= {"methods": ["fafed"], "grid": {"old_grad_scale": [0.0]}}
     content["sensitivity"] |= {

@@ -29,6 +29,19 @@ def test_equals_the_pseudo_code(wire, eta_g):
             close(run.state.shared.c, c)
 
 
+def test_momentum_on_the_server():
+    p, cohorts = Problem(N), [[0, 1], [2, 3], [0, 3], [1], [0, 1, 2, 3], [2]]
+    expected = transcribed(p.x0, p.g, UNIFORM, Q, R, lambda t: 0.05, 0.6, cohorts, mu=0.8)
+    algorithm = SCAFFOLD(0.05, 0.6, server_momentum=0.8, wire="full")
+    run = p.run(algorithm, Q, R, participation=cohorts)
+    for (x, c, _), record in zip(expected, run, strict=True):
+        close(run.state.shared.x, x)
+        close(run.state.shared.c, c)
+        assert record.bytes_down == record.bytes_up  # it stays on the server
+    with pytest.raises(ConfigError, match=r"needs server_momentum=0, got 0\.8: .* use wire='full'"):
+        SCAFFOLD(server_momentum=0.8)
+
+
 def test_changing_steps_divide_by_their_sum():
     p, eta = Problem(N), Power(0.1)
     expected = transcribed(p.x0, p.g, UNIFORM, Q, R, lambda t: eta(torch.tensor(t)))

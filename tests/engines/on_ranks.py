@@ -27,7 +27,9 @@ STEPS, ROUNDS, SAVED = 2, 3, 1
 
 def make(name):
     fields = {f.name for f in dataclasses.fields(ALGORITHMS[name])}
-    common = {"eta": 0.05, "rho": 0.1, "server_momentum": 0.7}
+    common = {"eta": 0.05, "rho": 0.1}
+    if name in ("fedavg", "stem", "fafed"):  # the larger state
+        common["server_momentum"] = 0.7
     return ALGORITHMS[name](**{k: v for k, v in common.items() if k in fields})
 
 

@@ -20,11 +20,11 @@ def fedavg(x, g, p, q, rounds, eta, eta_g=1.0, mu=0.0):
     return found
 
 
-def scaffold(x, g, p, q, rounds, eta, eta_g=1.0, cohorts=None, option_one=None):
+def scaffold(x, g, p, q, rounds, eta, eta_g=1.0, cohorts=None, option_one=None, mu=0.0):
     """Two vectors each way; `option_one(i, r, x)` is the extra gradient of option I."""
     N = len(p)
     c, ci = torch.zeros_like(x), [torch.zeros_like(x) for _ in range(N)]
-    found = []
+    found, v = [], torch.zeros_like(x)
     for r in range(rounds):
         S = cohorts[r] if cohorts else range(N)
         dys, dcs = [], []
@@ -38,7 +38,8 @@ def scaffold(x, g, p, q, rounds, eta, eta_g=1.0, cohorts=None, option_one=None):
             dcs.append(new - ci[i])
             ci[i] = new
         share = sum(p[i] for i in S)
-        x = x + eta_g * sum(p[i] * dy for i, dy in zip(S, dys, strict=True)) / share
+        v = mu * v + sum(p[i] * dy for i, dy in zip(S, dys, strict=True)) / share
+        x = x + eta_g * v
         c = c + share * sum(p[i] * dc for i, dc in zip(S, dcs, strict=True)) / share
         found.append((x, c, list(ci)))
     return found

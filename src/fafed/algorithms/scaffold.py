@@ -8,6 +8,9 @@
 With option II and all clients every round, c is (x_old - x_new) / (q eta eta_g), which a client
 sees for itself in two consecutive models. `wire="compact"` (the default) uses this: one vector
 each way instead of two, for one more kept by the client, and the same method.
+
+Beyond the paper, `server_momentum` = mu adds mu times the server's last move to its next one. Then
+c does not follow from the models, so it takes wire="full".
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from fafed.algorithm import (
     Grad,
     Trip,
     above,
+    between,
     counter,
     hyper,
     one_of,
@@ -39,6 +43,13 @@ class Shared(NamedTuple):
     x: Tensor
     c: Tensor  # mean of the c_i; compact: empty
     t: Tensor  # steps made
+    last: Tensor  # server_momentum: the server's last move; else empty
+
+
+class Down(NamedTuple):
+    x: Tensor
+    c: Tensor
+    t: Tensor
 
 
 class Local(NamedTuple):
@@ -63,6 +74,12 @@ class SCAFFOLD(Algorithm):
 
     eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
     eta_g: float = hyper(1.0, above(0), "the server's step size")
+    server_momentum: float = hyper(
+        0.0,
+        between(0, 1),
+        "how much of its last move the server adds to the next; 0 in the paper, else wire='full'. "
+        "With more of it, a smaller eta",
+    )
     control: str = hyper(
         "drift", one_of("drift", "full", "batch"), "how c_i is renewed (option II, option I)"
     )
@@ -79,6 +96,11 @@ class SCAFFOLD(Algorithm):
                 f"SCAFFOLD.wire='compact' needs control='drift', got {self.control!r}: "
                 "only then does c follow from the models; use wire='full'"
             )
+        if self.compact and self.server_momentum:
+            raise ConfigError(
+                f"SCAFFOLD.wire='compact' needs server_momentum=0, got {self.server_momentum:g}: "
+                "else c does not follow from the models; use wire='full'"
+            )
 
     @property
     def compact(self) -> bool:
@@ -89,7 +111,9 @@ class SCAFFOLD(Algorithm):
         return self.compact
 
     def init(self, x: Tensor) -> Shared:
-        return Shared(x, x[:0] if self.compact else torch.zeros_like(x), counter(x))
+        zero = torch.zeros_like(x)
+        last = zero if self.server_momentum else x[:0]
+        return Shared(x, x[:0] if self.compact else zero, counter(x), last)
 
     def join(self, x: Tensor) -> Local:
         kept = x if self.compact else x[:0]
@@ -97,10 +121,14 @@ class SCAFFOLD(Algorithm):
 
     def exchanges(self) -> tuple[Exchange, ...]:
         extra: dict[str, tuple[Draw, ...]] = {"drift": (), "full": ("full",), "batch": ("anchor",)}
-        return (Exchange(self.local, self.server, draw=("round", *extra[self.control])),)
+        draw: tuple[Draw, ...] = ("round", *extra[self.control])
+        return (Exchange(self.local, self.server, self.send, draw),)
+
+    def send(self, shared: Shared) -> Down:
+        return Down(*shared[:3])
 
     def local(
-        self, grad: Grad, down: Shared, local: Local, batches: Batches
+        self, grad: Grad, down: Down, local: Local, batches: Batches
     ) -> tuple[Local, Message]:
         x, c, t = down
         if self.compact:
@@ -118,5 +146,8 @@ class SCAFFOLD(Algorithm):
         return Local(c_new, kept, self.eta_g * reach), Message(y - x, dc)
 
     def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:
-        x = shared.x + self.eta_g * mean.dy
-        return Shared(x, shared.c + trip.share * mean.dc, shared.t + trip.steps)
+        x, last = shared.x + self.eta_g * mean.dy, shared.last
+        if self.server_momentum:
+            x = x + self.server_momentum * last
+            last = x - shared.x
+        return Shared(x, shared.c + trip.share * mean.dc, shared.t + trip.steps, last)

@@ -152,8 +152,8 @@ FAFED's place:
 
 - In the table, on the paper's grid: {verdicts.standings(findings, fair)}.
 - After a search beyond that grid, for everybody: {verdicts.standings(findings, further)}.
-- The same, with momentum for FedAvg, STEM and FAFED (`server_momentum`, `old_grad_scale`; not in
-  the paper): {verdicts.standings(findings, faster)}. At equal cost:
+- The same, with momentum for those without (`server_momentum`, `old_grad_scale`; not in the
+  paper): {verdicts.standings(findings, faster)}. At equal cost:
   {verdicts.equal_costs_words(findings, findings.with_momentum)}. After
   {findings.protocol.long.times} times as many rounds: {verdicts.standings(findings, later)}.
 - In two other readings of the paper, added afterwards, because FAFED had gained in

@@ -95,7 +95,7 @@ class Findings:
         return self._seeds(partial(self.plan.tuned_also, name, method))
 
     def with_momentum(self, name: str, method: str) -> list[Outcome]:
-        """Those of the further search, with momentum for the methods that can be given it."""
+        """Those of the further search, with momentum for those without."""
         return self._compared(partial(self.plan.momentum_final, name), method)
 
     def momentum_longs(self, name: str, method: str) -> list[Outcome]:

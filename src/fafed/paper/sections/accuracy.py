@@ -147,9 +147,9 @@ def momentum(f: Findings) -> str:
 What FedAdam and FedAMS have and the others lack is momentum. Two kinds of it are tried here.
 
 - *On the server.* With `server_momentum` = mu the server adds mu times its last move to its next
-  one, at no cost in gradients or bytes. FedAvg's is known as FedAvgM, FAFED's and STEM's are ours.
-  SCAFFOLD has none: its clients take the server's move for the control variate, which saves half
-  its bytes.
+  one, at no cost in gradients. FedAvg's is known as FedAvgM, the others' is ours. It costs bytes
+  for SCAFFOLD alone, twice as many: else its clients take the server's move for the control variate
+  (`wire`).
 - *In the estimate.* With `old_grad_scale` = c FAFED and STEM put c times the gradient of the point
   before where the papers have it (c = 1; the public code of FAFED for images has 0.95).
   Below 1 the estimate gathers momentum. At 0 it is that alone: variance reduction is gone, and with
@@ -170,7 +170,7 @@ trials of FAFED on held-out data (seed 0), from one setting and by the passes of
 (0.8657, 0.8869 and 0.8650 on the test set; the records are not kept). When FedAvg and STEM were
 given the same, FedAvg was as good on held-out data; then came momentum in the estimate, whose
 values were laid out after 37 more trials of FAFED (held-out data, seed 0; 19, 7 and 11 at the three
-levels).
+levels), and last momentum on SCAFFOLD's server.
 
 {tables.levels_table(f, columns)}
 FAFED's place with momentum. {verdicts.sentence(verdicts.standings(f, columns))}

@@ -32,7 +32,7 @@ def glance(f: Findings) -> str:
         ),
         ("FAFED after a search beyond the paper's grid", verdicts.standings(f, tuned)),
         (
-            "The same, with momentum for FedAvg, STEM and FAFED",
+            "The same, with momentum for those without",
             f"{verdicts.standings(f, faster)}. At equal cost. "
             f"{verdicts.sentence(verdicts.equal_costs_words(f, f.with_momentum))[:-1]}",
         ),
