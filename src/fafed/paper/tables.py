@@ -139,7 +139,9 @@ def momentum_table(f: Findings) -> str:
 
 def _values(grid: Mapping[str, Sequence[Any]]) -> str:
     values = {key: listing([value_text(v) for v in grid[key]]) for key in grid}
-    return "; ".join(f"{key} from {listed}" for key, listed in values.items())
+    return "; ".join(
+        f"{key} {'from' if len(grid[key]) > 1 else '='} {listed}" for key, listed in values.items()
+    )
 
 
 def alphas_table(f: Findings) -> str:
