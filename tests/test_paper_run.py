@@ -245,7 +245,7 @@ def test_a_stage_alone_and_a_restart(tiny, ran, tmp_path, monkeypatch):
     page = document.section(findings, tmp_path, "language")
     for label, run in compared.items():
         end = f"{run.end('train_loss', tiny.tail):.3f}"
-        assert f"{label} {end}" in verdicts.control_words(findings)
+        assert f"{label}: {end}" in verdicts.control_words(findings)
         assert f"| {label} | {end} |" in page
     assert figures.write(findings, tmp_path, ["figure-1"]) == ["figure-1"]
     assert "training perplexity" in (tmp_path / "figure-1.svg").read_text("utf-8")

@@ -195,9 +195,9 @@ def control_words(f: Findings) -> str:
         if control := f.control(name):
             runs = f.language(name)
             found = {"FAFED": runs.get("FAFED"), CONTROL: control, "STEM": runs.get("STEM")}
-            told = [f"{label} {_end_words(f, run)}" for label, run in found.items()]
-            words.append(f"training loss with {wanted.about}: {', '.join(told)}")
-    return "; ".join(words) or f"{CONTROL}: {NOT_YET}"
+            told = [f"{label}: {_end_words(f, run)}" for label, run in found.items()]
+            words.append(f"training loss with {wanted.about}. {'; '.join(told)}")
+    return ". ".join(words) or f"{CONTROL}: {NOT_YET}"
 
 
 def _end_words(f: Findings, run: Outcome | None) -> str:
