@@ -76,3 +76,12 @@ def _library(vector: Tensor, dtype: torch.dtype | None = None) -> ctypes.CDLL | 
 def _compiled(dtype: torch.dtype) -> ctypes.CDLL | None:
     known = dtype in build.DOUBLE and build.available(dtype)
     return build.library(dtype) if known else None
+
+
+def pushed(x: Tensor, old: Tensor, last: Tensor, mu: float) -> tuple[Tensor, Tensor]:
+    """Momentum on the server: its move from `old` to x, and mu times its last one on top; where
+    that leads, and the whole move. Without mu nothing is kept."""
+    if not mu:
+        return x, last
+    x = x + mu * last
+    return x, x - old

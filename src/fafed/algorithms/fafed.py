@@ -46,7 +46,7 @@ from fafed.algorithm import (
     switch,
 )
 from fafed.schedules import Rate, along, at
-from fafed.vectors import collected, corrected, step
+from fafed.vectors import collected, corrected, pushed, step
 from fafed.walks import Settings, Tracked, track
 
 Statistic = Callable[[Tensor | None, Tensor], Tensor]
@@ -213,10 +213,7 @@ class FAFED(Algorithm):
             v = torch.maximum(shared.v, ema)
         if self.sync_precond == "fresh":
             x = self.move(x, at(self.eta, t), m, self.scale(v))
-        last = shared.last
-        if self.server_momentum:
-            x = x + self.server_momentum * last
-            last = x - shared.x
+        x, last = pushed(x, shared.x, shared.last, self.server_momentum)
         return Shared(x, m, v, t, torch.ones_like(shared.keep), ema, last)
 
     def regroup(self, shared: Shared) -> Shared:

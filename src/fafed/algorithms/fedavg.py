@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fafed.algorithm import Algorithm, Batches, Grad, Trip, above, between, counter, hyper
 from fafed.schedules import Rate, along
+from fafed.vectors import pushed
 from fafed.walks import descend
 
 
@@ -71,8 +72,6 @@ class FedAvg(Algorithm):
         return local, Message(x - down.x)
 
     def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:
-        x, last = shared.x + self.eta_g * mean.delta, shared.last
-        if self.server_momentum:
-            x = x + self.server_momentum * last
-            last = x - shared.x
+        x = shared.x + self.eta_g * mean.delta
+        x, last = pushed(x, shared.x, shared.last, self.server_momentum)
         return Shared(x, shared.t + trip.steps, last)

@@ -36,6 +36,7 @@ from fafed.algorithm import (
 )
 from fafed.errors import ConfigError
 from fafed.schedules import Rate, along
+from fafed.vectors import pushed
 from fafed.walks import descend
 
 
@@ -146,8 +147,6 @@ class SCAFFOLD(Algorithm):
         return Local(c_new, kept, self.eta_g * reach), Message(y - x, dc)
 
     def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:
-        x, last = shared.x + self.eta_g * mean.dy, shared.last
-        if self.server_momentum:
-            x = x + self.server_momentum * last
-            last = x - shared.x
+        x = shared.x + self.eta_g * mean.dy
+        x, last = pushed(x, shared.x, shared.last, self.server_momentum)
         return Shared(x, shared.c + trip.share * mean.dc, shared.t + trip.steps, last)

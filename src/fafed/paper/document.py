@@ -130,13 +130,13 @@ def section(findings: Findings, docs: Path, name: str) -> str:
 
 def readme_part(findings: Findings, drawn: Collection[str]) -> str:
     """Table 2 and its figure."""
-    fair = {name: findings.table2(name) for name in findings.levels}
+    fair = findings.columns(findings.finals)
     seeds = ", ".join(str(seed) for seed in findings.protocol.seeds)
     rounds = [findings.rounds(name) for name in findings.levels]
     budgets = " / ".join("?" if r is None else str(r.count) for r in rounds)
-    further = {name: findings.column(findings.tuned, name) for name in findings.levels}
-    faster = {name: findings.column(findings.with_momentum, name) for name in findings.levels}
-    later = {name: findings.column(findings.momentum_longs, name) for name in findings.levels}
+    further = findings.columns(findings.tuned)
+    faster = findings.columns(findings.with_momentum)
+    later = findings.columns(findings.momentum_longs)
     readings = "; ".join(
         f"{reading.about}: {verdicts.standing(findings, findings.table2(name))}, "
         f"{verdicts.at_equal_cost_words(findings, name)}"

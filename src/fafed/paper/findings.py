@@ -154,6 +154,10 @@ class Findings:
         found = {m: self.end(runs(name, m), tail) for m in self.protocol.methods}
         return {method: stat for method, stat in found.items() if stat}
 
+    def columns(self, runs: Runs, tail: int | None = None) -> dict[str, Column]:
+        """Of all levels."""
+        return {name: self.column(runs, name, tail) for name in self.levels}
+
     def table2(self, name: str) -> Column:
         return self.column(self.finals, name)
 

@@ -76,10 +76,7 @@ def levels_table(f: Findings, columns: Mapping[str, Mapping[str, Stat]]) -> str:
     """Level -> method -> number."""
     best = {name: _best(column) for name, column in columns.items()}
     rows = [
-        [
-            title(m),
-            *(accuracy(columns[name].get(m), m == best[name]) for name in columns),
-        ]
+        [title(m), *(accuracy(columns[name].get(m), m == best[name]) for name in columns)]
         for m in f.protocol.methods
     ]
     return markdown(["method", *(level(name) for name in columns)], rows)

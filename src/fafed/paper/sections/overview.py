@@ -13,13 +13,13 @@ from fafed.paper.verdicts import NOT_YET
 
 def glance(f: Findings) -> str:
     """Questions and answers."""
-    fair = {name: f.table2(name) for name in f.levels}
+    fair = f.columns(f.finals)
     gradients = {name: f.at_equal_cost(name, "gradients") for name in f.levels}
     sent = {name: f.at_equal_cost(name, "bytes") for name in f.levels}
-    longer = {name: f.column(f.longs, name) for name in f.levels}
-    tuned = {name: f.column(f.tuned, name) for name in f.levels}
-    faster = {name: f.column(f.with_momentum, name) for name in f.levels}
-    faster_longer = {name: f.column(f.momentum_longs, name) for name in f.levels}
+    longer = f.columns(f.longs)
+    tuned = f.columns(f.tuned)
+    faster = f.columns(f.with_momentum)
+    faster_longer = f.columns(f.momentum_longs)
     readings = f.protocol.readings.items()
     rows = [
         ("FAFED after the same number of rounds (Table 2)", verdicts.standings(f, fair)),
@@ -33,8 +33,8 @@ def glance(f: Findings) -> str:
         ("FAFED after a search beyond the paper's grid", verdicts.standings(f, tuned)),
         (
             "The same, with momentum for those without",
-            f"{verdicts.standings(f, faster)}. At equal cost. "
-            f"{verdicts.sentence(verdicts.equal_costs_words(f, f.with_momentum))[:-1]}",
+            f"{verdicts.standings(f, faster)}. At equal cost: "
+            f"{verdicts.equal_costs_words(f, f.with_momentum)}",
         ),
         (
             f"That after {f.protocol.long.times} times as many rounds",
