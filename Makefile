@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo picture test lint bench clean
+.PHONY: setup demo picture test test-slow lint bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -22,6 +22,9 @@ picture: demo  # the one in the README
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -n 3 --dist worksteal  # of two cores: silos are waited for
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
