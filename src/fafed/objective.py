@@ -278,7 +278,7 @@ class Model(_Differentiable):
         try:
             with torch.no_grad():
                 for batch in batches:
-                    loss, found, memory = self._measured(x, self._here(batch), memory, metrics)
+                    loss, found, memory = self._measured(x, self.here(batch), memory, metrics)
                     targets = batch.data[-1]
                     n = targets.numel() if self.recurrent else len(targets)
                     count += n
@@ -305,7 +305,8 @@ class Model(_Differentiable):
             found = {name: metric(outputs, targets) for name, metric in metrics.items()}
         return self.loss(outputs, targets), found, memory
 
-    def _here(self, batch: Batch) -> Batch:
+    def here(self, batch: Batch) -> Batch:
+        """The batch on the model's device, in its type."""
         data = tuple(
             part.to(self.device, self.dtype if part.is_floating_point() else part.dtype)
             for part in batch.data

@@ -14,7 +14,7 @@ from fafed import preparation
 from fafed.cohort import Cohort
 from fafed.errors import ConfigError
 from fafed.experiment import Experiment
-from fafed.measuring import chunks, measuring
+from fafed.measuring import Parts, chunks, measuring
 from fafed.objective import Model
 from fafed.preparation import Prepared, Shards
 from fafed.run import Measure, Run
@@ -82,7 +82,7 @@ def serve(
                 failure=experiment.failure,
                 seed=experiment.seed,
             ),
-            measure=_tried(found, goal, measure),
+            measure=_tried(found, goal, shards.measured, measure),
             measure_every=experiment.eval_every,
         )
         return Prepared(run, goal, shards)
@@ -166,12 +166,15 @@ def _measured(experiment: Experiment, measure: str | None) -> Shards:
     return Shards(nothing, {"test": lambda: chunks(test)}, None, None, text=False)
 
 
-def _tried(measured: Measure | None, goal: Model, file: str | None) -> Measure | None:
+def _tried(measured: Measure | None, goal: Model, parts: Parts, file: str | None) -> Measure | None:
     """Measured once in advance: a file that does not fit the model is told before the first round,
-    and the server sees no client's data to compare it with."""
-    if measured is not None and file != "share":
+    and the server sees no client's data to compare it with. The model is probed on the same data,
+    so that it is measured on the same fast paths, and with the same digits, as in simulation."""
+    if measured is not None:
         try:
-            measured(goal.x0, goal.start().buffers)
+            goal.probe(goal.here(next(iter(next(iter(parts.values()))()))))
+            if file != "share":
+                measured(goal.x0, goal.start().buffers)
         except Exception as cause:
             raise ConfigError(
                 f"{type(goal.module).__name__} cannot be measured on {file}: {cause}"
