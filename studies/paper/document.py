@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from fafed.errors import ConfigError, FafedError, nearest
+from fafed.errors import ConfigError, nearest
+from studies import markdown
 from studies.paper import figures, tables, verdicts
 from studies.paper.findings import Findings
 from studies.paper.sections import accuracy, curves, overview
 
-BEGIN, END = "<!-- paper -->", "<!-- /paper -->"
+README_PART = "paper"  # the name of its markers
 
 INTRODUCTION = """\
 # The paper's experiments, run again
@@ -118,7 +118,7 @@ def render(findings: Findings, drawn: Collection[str]) -> str:
     """The page; `drawn` are the figures that exist."""
     parts = [section(findings).rstrip("\n") + "\n" for section in SECTIONS.values()]
     text = INTRODUCTION + "\n".join(_pictured(part, drawn) for part in [*parts, AGAIN])
-    return wrapped(text)
+    return markdown.wrap(text)
 
 
 def section(findings: Findings, name: str) -> str:
@@ -171,42 +171,9 @@ def write(findings: Findings, docs: Path, readme: Path) -> list[Path]:
     drawn = figures.write(findings, docs / "paper")
     page = docs / "paper.md"
     page.write_text(render(findings, drawn), "utf-8")
-    readme.write_text(placed(readme.read_text("utf-8"), readme_part(findings, drawn)), "utf-8")
+    text, part = readme.read_text("utf-8"), readme_part(findings, drawn)
+    readme.write_text(markdown.replace_part(text, README_PART, part), "utf-8")
     return [*(docs / "paper" / f"{name}.svg" for name in drawn), page, readme]
-
-
-def placed(text: str, part: str) -> str:
-    """The README with its part between the markers."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise FafedError(f"README.md needs the markers {BEGIN} and {END} around its table")
-    return f"{before}{BEGIN}\n{wrapped(part)}{END}{after}"
-
-
-def wrapped(text: str, width: int = 100) -> str:
-    """Paragraphs and list items in lines of this width; tables, code and headings as they are."""
-    blocks = text.rstrip("\n").split("\n\n")
-    return "\n\n".join(_block(block, width) for block in blocks) + "\n"
-
-
-def _block(block: str, width: int) -> str:
-    if re.match(r"[|#!<]|```|    ", block):
-        return block
-    items = re.split(r"\n(?=- |\d+\. )", block)
-    return "\n".join(_item(item, width) for item in items)
-
-
-def _item(item: str, width: int) -> str:
-    mark = re.match(r"- |\d+\. |", item)
-    indent = " " * len(mark[0] if mark else "")
-    return textwrap.fill(
-        " ".join(item.split()),
-        width,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def _deviations(f: Findings) -> str:

@@ -7,17 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fafed.report.numbers import Stat, duration, listing
+from studies import markdown
 from studies.paper.findings import ACCURACY, FAFED, Findings, Races, level, perplexity, title
 from studies.paper.ledger import Outcome
 from studies.paper.verdicts import NOT_YET, tried
 
 
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table, or one sentence if nothing in it has been run yet."""
     rows = list(rows)
     if all(cell == NOT_YET for row in rows for cell in row[1:]):
         return f"{NOT_YET.capitalize()}.\n"
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return markdown.table(head, rows)
 
 
 def accuracy(stat: Stat | None, best: bool = False) -> str:
@@ -57,7 +58,7 @@ def table_2(f: Findings) -> str:
     head = ["method"]
     for name in f.levels:
         head += [f"{level(name)}, paper", f"{level(name)}, fafed"]
-    return markdown(head, rows)
+    return table(head, rows)
 
 
 def reading_table(f: Findings, name: str) -> str:
@@ -69,7 +70,7 @@ def reading_table(f: Findings, name: str) -> str:
         chosen = settings(race.winner.job.settings, ("tau",)) if race else NOT_YET
         found = accuracy(column.get(method), method == _best(column))
         rows.append([title(method), f"{paper[method]:.4f}", found, chosen])
-    return markdown(["method", "paper", "fafed", "setting"], rows)
+    return table(["method", "paper", "fafed", "setting"], rows)
 
 
 def levels_table(f: Findings, columns: Mapping[str, Mapping[str, Stat]]) -> str:
@@ -79,7 +80,7 @@ def levels_table(f: Findings, columns: Mapping[str, Mapping[str, Stat]]) -> str:
         [title(m), *(accuracy(columns[name].get(m), m == best[name]) for name in columns)]
         for m in f.protocol.methods
     ]
-    return markdown(["method", *(level(name) for name in columns)], rows)
+    return table(["method", *(level(name) for name in columns)], rows)
 
 
 def _best(column: Mapping[str, Stat]) -> str | None:
@@ -95,7 +96,7 @@ def settings_table(f: Findings, races: Races, without: Sequence[str] = ()) -> st
             race = races(name, method)
             row.append(settings(race.winner.job.settings, without) if race else NOT_YET)
         rows.append(row)
-    return markdown(["method", *(level(name) for name in f.levels)], rows)
+    return table(["method", *(level(name) for name in f.levels)], rows)
 
 
 def costs_table(f: Findings) -> str:
@@ -105,7 +106,7 @@ def costs_table(f: Findings) -> str:
         found = f.costs(f.levels[-1], method)
         numbers = [f"{found[axis]:.2f}" for axis in found] if found else [NOT_YET] * 2
         rows.append([title(method), *numbers])
-    return markdown(["method", "gradients", "bytes"], rows)
+    return table(["method", "gradients", "bytes"], rows)
 
 
 # Single runs.
@@ -120,7 +121,7 @@ def grids_table(f: Findings) -> str:
         size = len(search.eta_times) * math.prod(map(len, grid.values()))
         same.setdefault((_values(grid), tried(size, search.trials)), []).append(title(method))
     rows = [[listing(names), *cells] for cells, names in same.items()]
-    return markdown(["method", "beside eta", "trials"], rows)
+    return table(["method", "beside eta", "trials"], rows)
 
 
 def momentum_table(f: Findings) -> str:
@@ -131,7 +132,7 @@ def momentum_table(f: Findings) -> str:
         trials = 2 * len(kind.eta_times) * math.prod(map(len, kind.grid.values()))
         methods = listing([title(method) for method in kind.methods])
         rows.append([kind.about, methods, _values(kind.grid), times, str(trials)])
-    return markdown(["momentum", "methods", "beside eta", "eta times", "trials at most"], rows)
+    return table(["momentum", "methods", "beside eta", "eta times", "trials at most"], rows)
 
 
 def _values(grid: Mapping[str, Sequence[Any]]) -> str:
@@ -158,7 +159,7 @@ def alphas_table(f: Findings) -> str:
             best = max((run.end("validation_accuracy", 1) for run in passes[0]), default=math.nan)
             row.append(f"{' → '.join(str(len(left)) for left in passes)}, {best:.4f}")
         rows.append(row)
-    return markdown(["alpha", *(level(name) for name in f.levels)], rows)
+    return table(["alpha", *(level(name) for name in f.levels)], rows)
 
 
 def training_table(f: Findings, names: Mapping[str, str]) -> str:
@@ -178,7 +179,7 @@ def training_table(f: Findings, names: Mapping[str, str]) -> str:
             text = f"**{end:.4f}**" if end == least[name] else f"{end:.4f}"
             row.append(f"{text}, {ups:.2f}")
         rows.append(row)
-    return markdown(["method", *names], rows)
+    return table(["method", *names], rows)
 
 
 def curves_settings_table(f: Findings, data: str) -> str:
@@ -190,7 +191,7 @@ def curves_settings_table(f: Findings, data: str) -> str:
         cells = [settings(found[0].job.settings, ("tau",)) if found else NOT_YET for found in runs]
         same = len(set(cells)) == 1
         rows.append([title(method), "; ".join(cells[:1] if same else cells)])
-    return markdown(["method", " / ".join(level(name) for name in names)], rows)
+    return table(["method", " / ".join(level(name) for name in names)], rows)
 
 
 def sensitivity_table(f: Findings) -> str:
@@ -200,7 +201,7 @@ def sensitivity_table(f: Findings) -> str:
         runs = dict(found[what])
         cells = [f"{v:g}: {_single(runs[v], f)}" for v in map(float, values) if v in runs]
         rows.append([what.rpartition(".")[2].replace("_", " "), "; ".join(cells) or NOT_YET])
-    return markdown(["changed", "value: test accuracy"], rows)
+    return table(["changed", "value: test accuracy"], rows)
 
 
 def deviations_table(f: Findings) -> str:
@@ -210,7 +211,7 @@ def deviations_table(f: Findings) -> str:
             plain, other = f.deviation(wanted, method)
             cells = [_single(run, f) for run in (plain, other)]
             rows.append([f"{wanted.about}; {level(wanted.experiment)}, {title(method)}", *cells])
-    return markdown(["instead", "as in Table 2", "instead"], rows)
+    return table(["instead", "as in Table 2", "instead"], rows)
 
 
 def _single(run: Outcome | None, f: Findings) -> str:
@@ -230,7 +231,7 @@ def language_table(runs: Mapping[str, Outcome], tail: int) -> str:
             rows.append([label, "diverged", "diverged", chosen])
         else:
             rows.append([label, f"{train:.3f}", f"{perplexity(test):.1f}", chosen])
-    return markdown(["method", "training loss", "test perplexity", "setting"], rows)
+    return table(["method", "training loss", "test perplexity", "setting"], rows)
 
 
 def effort_table(f: Findings) -> str:
@@ -243,4 +244,4 @@ def effort_table(f: Findings) -> str:
         seconds = math.fsum(o.seconds for o in mine)  # whatever their order
         failed = sum(o.failure is not None for o in mine)
         rows.append([name, str(len(mine)), str(failed), f"{gradients:,.0f}", duration(seconds)])
-    return markdown(["experiment", "runs", "of them diverged", "gradients", "time in rounds"], rows)
+    return table(["experiment", "runs", "of them diverged", "gradients", "time in rounds"], rows)

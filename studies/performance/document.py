@@ -5,11 +5,11 @@ A page holds `<!-- bench:NAME -->` ... `<!-- /bench:NAME -->`; what stands betwe
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from studies import markdown
 from studies.performance import results
 from studies.performance.contenders import CONTENDERS, OURS
 from studies.performance.contest import ROUNDING, TOLERANCE
@@ -39,17 +39,14 @@ def write(path: Path) -> None:
 
 def filled(text: str, found: Results) -> str:
     """The page with every marked place filled in."""
-
-    def replace(match: re.Match[str]) -> str:
-        name = match["name"]
-        if name not in PARTS:
-            raise SystemExit(
-                f"bench:{name} is no part of the document; there are {', '.join(PARTS)}"
-            )
-        return f"<!-- bench:{name} -->\n{PARTS[name](found)}\n<!-- /bench:{name} -->"
-
-    pattern = r"<!-- bench:(?P<name>[a-z]+) -->.*?<!-- /bench:(?P=name) -->"
-    return re.sub(pattern, replace, text, flags=re.DOTALL)
+    for name in markdown.part_names(text):
+        study, _, part = name.partition(":")
+        if study != "bench":
+            continue
+        if part not in PARTS:
+            raise SystemExit(f"{name} is no part of the document; there are {', '.join(PARTS)}")
+        text = markdown.replace_part(text, name, PARTS[part](found))
+    return text
 
 
 def ratios(found: Results) -> str:
@@ -199,7 +196,7 @@ def growing(found: Results) -> str:
             for n, cells in points.items()
         ]
         blocks.append(f"Against {series} ({FIXED[series]}):\n")
-        blocks.append(table([series, *(NAMES[w] for w in who)], rows) + "\n")
+        blocks.append(table([series, *(NAMES[w] for w in who)], rows))
     return "\n".join(blocks).strip() or NOTHING
 
 
@@ -243,8 +240,7 @@ PARTS: dict[str, Callable[[Results], str]] = {
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Text to the left, all else to the right."""
-    lines = [heads, ["---", *("---:" for _ in heads[1:])], *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+    return markdown.table(heads, rows, right=True)
 
 
 def duration(seconds: float) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fafed.report.numbers import NOTHING, number
+from studies import markdown
 
 if TYPE_CHECKING:
     import rich.table
@@ -30,12 +31,8 @@ class Table:
         return [shown(value, self.digits) for value in row]
 
     def markdown(self) -> str:
-        lines = [f"**{self.title}.** {self.note}".rstrip(), ""]
-        lines.append("| " + " | ".join(self.columns) + " |")
-        lines.append("|" + " --- |" * len(self.columns))
-        for row in self.rows:
-            lines.append("| " + " | ".join(c.replace("|", "\\|") for c in self.cells(row)) + " |")
-        return "\n".join(lines)
+        head = f"**{self.title}.** {self.note}".rstrip()
+        return f"{head}\n\n{markdown.table(self.columns, map(self.cells, self.rows))}"
 
     def terminal(self) -> rich.table.Table:
         from rich.table import Table as Drawn
@@ -96,7 +93,7 @@ class Finding:
         parts = [f"## {self.title}", f"`python -m studies.theory {self.name}`", self.about]
         parts += [f"![{self.title}]({figure})" for figure in figures]
         parts.append("\n".join(claim.markdown() for claim in self.claims))
-        parts += [table.markdown() for table in self.tables.values()]
+        parts += [table.markdown().rstrip() for table in self.tables.values()]
         return "\n\n".join(parts) + "\n"
 
 

@@ -9,6 +9,7 @@ from types import ModuleType
 import torch
 
 from fafed.schedules import TheoryMomentum
+from studies import markdown
 from studies.theory import figures
 from studies.theory.findings import Finding, Table, short
 
@@ -33,7 +34,7 @@ def write(module: ModuleType, finding: Finding, folder: Path) -> list[Path]:
     paths = _write_parts(module, finding, folder, folder)
     names = [path.name for path in paths if path.suffix == ".svg"]
     page = folder / f"{finding.name}.md"
-    page.write_text(finding.markdown(names).removeprefix("#"), "utf-8")
+    page.write_text(markdown.wrap(finding.markdown(names).removeprefix("#")), "utf-8")
     return [*paths, page]
 
 
@@ -61,10 +62,10 @@ def write_page(
     text = INTRODUCTION.format(
         folder=folder.as_posix(), results=f" --results {results.as_posix()}" if results else ""
     )
-    text += summary([finding for _, finding in findings]).markdown() + "\n\n"
+    text += summary([finding for _, finding in findings]).markdown() + "\n"
     text += "\n".join(sections) + "\n" + by_arithmetic()
     page = folder.with_name(f"{folder.name}.md")
-    page.write_text(text, "utf-8")
+    page.write_text(markdown.wrap(text), "utf-8")
     return [*written, page]
 
 

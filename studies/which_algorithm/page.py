@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 from fafed.algorithms import ALGORITHMS
 from fafed.report.numbers import NOTHING, listing
+from studies import markdown
 from studies.which_algorithm.figure import COSTS
 from studies.which_algorithm.measuring import TAIL
 from studies.which_algorithm.results import (
@@ -25,7 +24,7 @@ from studies.which_algorithm.results import (
 def render(r: Results) -> str:
     """The page."""
     parts = [_introduction(r), _advice(r), FIGURE, _numbers(r), _findings(r), _limits(r)]
-    return "\n".join(parts)
+    return markdown.wrap("\n".join(parts))
 
 
 FIGURE = """\
@@ -118,9 +117,8 @@ def _advice(r: Results) -> str:
             f"{percent(r.default(SKEWED, 'fedavg'))} and {percent(r.default(ALIKE, 'fedavg'))}.",
         ],
     }
-    lines = [["your situation", "take", "because"], ["---"] * 3]
-    lines += [[*situation, " ".join(reasons)] for situation, reasons in rows.items()]
-    return "## In short\n\n" + _table(lines)
+    lines = [[*situation, " ".join(reasons)] for situation, reasons in rows.items()]
+    return "## In short\n\n" + markdown.table(["your situation", "take", "because"], lines)
 
 
 def _wire(name: str) -> str:
@@ -133,10 +131,6 @@ def _refusals() -> str:
     never = listing([cls(name) for name in names if not _wire(name)])
     optional = listing([cls(name) for name in names if _wire(name)])
     return f'{never} cannot run without everyone, {optional} only with wire="full".'
-
-
-def _table(lines: Iterable[Sequence[str]]) -> str:
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _numbers(r: Results) -> str:
@@ -159,7 +153,7 @@ With the step sizes chosen for skewed data. Costs are means over all clients, th
         text += f"\n### {title}: target {r.target(part)}\n{note if part == PARTIAL else ''}\n"
         head = ["method", "step", "accuracy", "rounds", "gradients", "MB", "default", "near"]
         head = head[:6] if part == PARTIAL else head
-        text += _table([head, ["---"] * len(head), *(_row(r, part, n) for n in r.ranked(part))])
+        text += markdown.table(head, [_row(r, part, n) for n in r.ranked(part)])
     return text
 
 

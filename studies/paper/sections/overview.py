@@ -55,7 +55,7 @@ def glance(f: Findings) -> str:
         "larger of two sample standard deviations, FAFED's and the best other's; a lead that is "
         "smaller is no lead.\n\n"
     )
-    return "## At a glance\n\n" + words + tables.markdown(("question", "answer"), rows)
+    return "## At a glance\n\n" + words + tables.table(("question", "answer"), rows)
 
 
 def protocol(f: Findings) -> str:
@@ -103,7 +103,7 @@ def theory(f: Findings) -> str:
         path = RESULTS / f"{name}.json"
         claims = json.loads(path.read_text("utf-8"))["claims"] if path.is_file() else []
         rows += [(about, claim["says"], claim["verdict"]) for claim in claims]
-    table = tables.markdown(("of the paper", "claim", "verdict"), rows)
+    table = tables.table(("of the paper", "claim", "verdict"), rows)
     return f"""\
 ## Table 1 and Theorem 1
 
@@ -128,7 +128,7 @@ def _powers() -> str:
         fixed, growing = measured[name], measured[f"{name}, q growing"]
         rows.append((name, samples, rounds, fixed["samples"], fixed["rounds"], growing["rounds"]))
     measures = ("samples", "rounds, q fixed", "rounds, q growing")
-    return tables.markdown(("", "paper: samples", "paper: rounds", *measures), rows)
+    return tables.table(("", "paper: samples", "paper: rounds", *measures), rows)
 
 
 def effort(f: Findings) -> str:

@@ -88,7 +88,7 @@ def test_every_part_of_the_page_is_made_from_results():
         "- J1: fafed with one worker takes 2.0 times the plain loop's memory.",
     ]
     assert "| J1 | (0.5 s) | 2.00 (1 s) | · |" in page["algorithms"]
-    assert page["limit"].endswith("| 200 | 0.2 s | 0.5 s | 60% | 20% |")
+    assert page["limit"].endswith("| 200 | 0.2 s | 0.5 s | 60% | 20% |\n")
     assert "| 20 | 0.5 s, 300 MiB |" in page["growth"]
     assert document.filled("<!-- bench:first -->?<!-- /bench:first -->", found).count("1.25 s") == 1
 
