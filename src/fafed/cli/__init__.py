@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from fafed.cli import data, export, paper, runs, silos, theory
+from fafed.cli import data, export, runs, silos
 from fafed.cli.lists import algorithms, presets
 
 app = typer.Typer(
@@ -27,8 +27,6 @@ app.command()(runs.report)
 app.command()(presets)
 app.command()(algorithms)
 app.add_typer(data.app, name="data")
-app.add_typer(theory.app, name="theory")
-app.add_typer(paper.app, name="paper")
 app.add_typer(silos.app, name="silos")
 app.add_typer(export.app, name="export")
 
@@ -45,13 +43,13 @@ def _alone(context: typer.Context) -> None:
         )
 
 
-def main() -> None:
-    """Entry point. Exit codes: 0 done, 1 a run diverged, 2 bad input, 130 interrupted."""
+def main(command: typer.Typer = app) -> None:
+    """Run a command line. Exit codes: 0 done, 1 a run diverged, 2 bad input, 130 interrupted."""
     from fafed.errors import FafedError
 
     sys.path.insert(0, str(Path.cwd()))  # "module:function" may name a file beside the user
     try:
-        app()
+        command()
     except FafedError as error:
         typer.secho(f"error: {error}", fg="red", err=True)
         raise SystemExit(1 if type(error).__name__ == "Diverged" else 2) from error

@@ -31,7 +31,7 @@ from fafed.native.build import NoCompiler, library
 from fafed.objective import Memory, Objective
 
 ENGINES = ("auto", "loop", "vmap", "native")
-SMALL_GRADIENT = 3e7  # floating-point operations; measured by benchmarks/engine_choice.py
+SMALL_GRADIENT = 3e7  # floating-point operations; measured by studies/performance/engine_choice.py
 GROUPS = 2  # vmap: at least so many, for as many workers,
 SLOW_BYTES, SLOW_GROUPS = 2**20, 20  # or so many, for models of this size, that all end together
 GROUP_BYTES = 2**23  # vmap: parameters of the clients in one group; larger ones leave the cache

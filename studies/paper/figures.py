@@ -1,0 +1,325 @@
+"""The figures of docs/paper.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fafed.report.palette import LIGHT
+from fafed.report.static import DASHES, save, styled
+from studies.paper.findings import (
+    ACCURACY,
+    CONTROL,
+    FAFED,
+    Findings,
+    Runs,
+    level,
+    perplexity,
+    title,
+)
+from studies.paper.ledger import Outcome
+from studies.paper.verdicts import WORDS
+from studies.theory.figures import name_axes, note, panels
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BLUE, RED, GREEN, PINK, OCHRE, INK = LIGHT.hues
+HUES = {
+    "FAFED": BLUE,
+    "FedAMS": RED,
+    "STEM": GREEN,
+    "FedAdam": PINK,
+    "SCAFFOLD": OCHRE,
+    "FedAvg": INK,
+}
+MUTED = LIGHT.muted
+UNITS = {"round": "rounds", "gradients": "gradients, all clients", "bytes": "sent, all clients"}
+SIZE = (9.0, 3.1)  # of a row of three panels
+ABOVE_LATER = 3  # times the largest perplexity of the second half is what is shown of all
+
+Lines = dict[str, list[Outcome]]  # label -> runs
+Draw = Callable[[Findings], "Figure | None"]
+
+
+def write(findings: Findings, folder: Path, only: Sequence[str] = ()) -> list[str]:
+    """Every figure of which there is something to draw; returns their names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    with styled():
+        for name, draw in FIGURES.items():
+            if (only and name not in only) or (figure := draw(findings)) is None:
+                continue
+            save(figure, [folder / f"{name}.svg"])
+            written.append(name)
+    return written
+
+
+def available(findings: Findings) -> list[str]:
+    """The figures of which there is something to draw."""
+    with styled():
+        return [name for name, draw in FIGURES.items() if draw(findings) is not None]
+
+
+def table_2(findings: Findings) -> Figure | None:
+    """Test accuracy against rounds."""
+    return _row(findings, _levels(findings), findings.finals, ACCURACY, "test accuracy")
+
+
+def costs(findings: Findings) -> Figure | None:
+    """The same against gradients and bytes."""
+    if not any(
+        findings.finals(name, m) for name in findings.levels for m in findings.protocol.methods
+    ):
+        return None
+    count = len(findings.levels)
+    figure, axes = panels(2, count, (SIZE[0], 1.8 * SIZE[1]))
+    for i, axis in enumerate(("gradients", "bytes")):
+        for name, panel in zip(findings.levels, axes[count * i :], strict=False):
+            _curves(panel, _lines(findings, name, findings.finals), ACCURACY, axis)
+            name_axes(
+                panel, level(name), UNITS[axis], "test accuracy" if panel in axes[::count] else ""
+            )
+    _legend(figure, axes)
+    return figure
+
+
+def long(findings: Findings) -> Figure | None:
+    return _row(findings, _levels(findings), findings.longs, ACCURACY, "test accuracy")
+
+
+def tuned(findings: Findings) -> Figure | None:
+    return _row(findings, _levels(findings), findings.tuned, ACCURACY, "test accuracy")
+
+
+def momentum(findings: Findings) -> Figure | None:
+    """As `tuned`, with momentum."""
+    runs = findings.with_momentum
+    if not any(runs(name, FAFED) for name in findings.levels):
+        return None
+    return _row(findings, _levels(findings), runs, ACCURACY, "test accuracy")
+
+
+def training(at: str) -> Draw:
+    """Training loss against rounds on the three data sets."""
+
+    def draw(findings: Findings) -> Figure | None:
+        return _row(
+            findings,
+            findings.data_of(at),
+            findings.curves,
+            "train_loss",
+            "training loss",
+            log=True,
+        )
+
+    return draw
+
+
+def language(findings: Findings) -> Figure | None:
+    """Training loss of the language models, and their training perplexity without the height from
+    which it starts, beside which nothing else could be told apart."""
+    p = findings.protocol
+    found = {name: runs for name in p.language if (runs := findings.language(name))}
+    if not found:
+        return None
+    figure, axes = panels(len(found), 2, (SIZE[0], len(found) * SIZE[1]))
+    for i, (name, runs) in enumerate(found.items()):
+        left, right = axes[2 * i : 2 * i + 2]
+        lines = {label: [run] for label, run in runs.items()}
+        if control := findings.control(name):
+            lines[CONTROL] = [control]
+        _curves(left, lines, "train_loss", "round")
+        _guess(left)
+        top = ABOVE_LATER * max(_later(run) for run in runs.values())
+        _curves(right, lines, "train_loss", "round", log=True, of=perplexity, top=top)
+        name_axes(left, p.language[name].about, "rounds", "training loss")
+        name_axes(right, p.language[name].about, "rounds", "training perplexity")
+    _legend(figure, axes)
+    return figure
+
+
+def sensitivity(findings: Findings) -> Figure | None:
+    found = findings.sensitivity()
+    if not any(found.values()):
+        return None
+    figure, axes = panels(2, 3, (SIZE[0], 1.7 * SIZE[1]))
+    tail = findings.protocol.tail
+    for panel, (what, runs) in zip(axes, found.items(), strict=False):
+        points = [(value, run.end(ACCURACY, tail)) for value, run in runs]
+        name_axes(panel, what.rpartition(".")[2].replace("_", " "), "", "test accuracy")
+        names = [f"{value:g}" for value, _ in points]
+        if not points:
+            _empty(panel)
+            continue
+        panel.plot(range(len(points)), [y for _, y in points], color=BLUE, marker="o", markersize=4)
+        panel.set_xticks(range(len(points)), names)
+    drawn = [panel for panel in axes if panel.get_lines()]
+    low, high = zip(*(panel.get_ylim() for panel in drawn), strict=True)
+    room = 0.03 * (max(high) - min(low))
+    for panel in drawn:  # so that heights can be compared
+        panel.set_ylim(min(low) - room, max(high) + room)
+    for panel in axes[len(found) :]:
+        panel.set_visible(False)
+    return figure
+
+
+FIGURES: dict[str, Draw] = {
+    "table-2": table_2,
+    "costs": costs,
+    "long": long,
+    "tuned": tuned,
+    "momentum": momentum,
+    "sensitivity": sensitivity,
+    "figure-1": language,
+    "figure-2": training("low"),
+    "figure-3": training("moderate"),
+    "figure-4": training("high"),
+}
+
+
+# Parts of these.
+
+
+def _levels(findings: Findings) -> dict[str, str]:
+    return {level(name): name for name in findings.levels}
+
+
+def _row(
+    findings: Findings,
+    names: Mapping[str, str],
+    runs: Runs,
+    quantity: str,
+    label: str,
+    log: bool = False,
+) -> Figure | None:
+    """One panel for each experiment, by its heading."""
+    lines = [_lines(findings, name, runs) for name in names.values()]
+    if not any(lines):
+        return None
+    figure, axes = panels(1, len(names), SIZE)
+    for heading, panel, mine in zip(names, axes, lines, strict=True):
+        _curves(panel, mine, quantity, "round", log=log)
+        name_axes(panel, heading, UNITS["round"], label if panel is axes[0] else "")
+    _legend(figure, axes)
+    return figure
+
+
+def _lines(findings: Findings, name: str, runs: Runs) -> Lines:
+    found = {title(method): runs(name, method) for method in findings.protocol.methods}
+    return {label: mine for label, mine in found.items() if mine}
+
+
+def _curves(
+    panel: Axes,
+    lines: Lines,
+    quantity: str,
+    axis: str,
+    *,
+    log: bool = False,
+    of: Callable[[float], float] = float,
+    top: float | None = None,
+) -> None:
+    """The mean over seeds, and between the lowest and the highest seed."""
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    if not lines:
+        _empty(panel)
+        return
+    for label, runs in lines.items():
+        series = [run.series(quantity, axis) for run in runs if not run.failure]
+        if not series:
+            continue
+        x = [cost for cost, _ in series[0]]
+        values = list(zip(*([of(y) for _, y in one] for one in series), strict=True))
+        own = label in HUES
+        hue = HUES[label] if own else MUTED
+        if len(series) > 1:
+            low, high = [min(v) for v in values], [max(v) for v in values]
+            panel.fill_between(x, low, high, color=hue, alpha=0.15, linewidth=0)
+        panel.plot(
+            x,
+            [sum(v) / len(v) for v in values],
+            color=hue,
+            linestyle="-" if own else DASHES["dash"],
+            linewidth=2.2 if label == title(FAFED) else 1.3,
+            label=label,
+        )
+    panel.xaxis.set_major_locator(MaxNLocator(4))
+    unit = "B" if axis == "bytes" else ""
+    panel.xaxis.set_major_formatter(EngFormatter(unit=unit, sep=" " if unit else ""))
+    panel.set_xlim(left=0)
+    if log:
+        panel.set_yscale("log")
+        panel.set_ylim(top=top)
+        _plain_numbers(panel)
+    elif quantity == ACCURACY:
+        panel.set_ylim(bottom=_floor(lines))
+
+
+def _later(run: Outcome) -> float:
+    """The largest training perplexity of the second half."""
+    losses = [y for r, y in run.series("train_loss") if 2 * r > run.job.rounds]
+    return max(map(perplexity, losses), default=1.0)
+
+
+def _guess(panel: Axes) -> None:
+    """The loss of who takes all words for equally likely, if there is something that high."""
+    loss = math.log(WORDS)
+    if loss < panel.get_ylim()[1]:
+        panel.axhline(loss, color=MUTED, linewidth=0.8, linestyle=":")
+        note(
+            panel,
+            "uniform guess",
+            (0.99, loss),
+            xycoords=("axes fraction", "data"),
+            ha="right",
+            va="bottom",
+        )
+
+
+def _floor(lines: Lines) -> float:
+    """Leave out the first climb, where everything is the same line."""
+    ends = [run.end(ACCURACY, 1) for runs in lines.values() for run in runs if not run.failure]
+    return min(ends, default=0.12) - 0.12
+
+
+def _plain_numbers(panel: Axes) -> None:
+    from matplotlib.ticker import (
+        EngFormatter,
+        FuncFormatter,
+        LogLocator,
+        MaxNLocator,
+        NullFormatter,
+    )
+
+    low, high = panel.get_ylim()
+    if high > 1000 * low:  # decades alone
+        panel.yaxis.set_major_locator(LogLocator())
+        panel.yaxis.set_major_formatter(EngFormatter(sep=""))
+    else:
+        steps = MaxNLocator(5) if high < 5 * low else LogLocator(subs=(1.0, 2.0, 3.0, 5.0))
+        panel.yaxis.set_major_locator(steps)
+        panel.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+    panel.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _empty(panel: Axes) -> None:
+    panel.set_xticks([])
+    panel.set_yticks([])
+    note(panel, "not run yet", (0.5, 0.5), xycoords="axes fraction", ha="center")
+
+
+def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
+    handles = {line.get_label(): line for panel in axes for line in panel.get_lines()}
+    order = [label for label in handles if not str(label).startswith("_")]
+    figure.legend(
+        handles=[handles[label] for label in order],
+        loc="outside lower center",
+        ncols=len(order),
+        frameon=False,
+        fontsize=8,
+    )

@@ -1,0 +1,247 @@
+"""Numbers for tables and figures, from the ledger. None stands for what has not been run yet."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+
+from fafed.algorithms import ALGORITHMS
+from fafed.report.numbers import Stat
+from studies.paper.ledger import Missing, Outcome
+from studies.paper.plan import Plan, Race, Rounds
+from studies.paper.protocol import Deviation, Protocol
+
+T = TypeVar("T")
+Column = dict[str, Stat]  # method -> test accuracy
+Races = Callable[[str, str], Race | None]  # of an experiment and a method
+Runs = Callable[[str, str], list[Outcome]]
+ACCURACY = "test_accuracy"
+DATA = {"fashion-mnist": "Fashion-MNIST", "mnist": "MNIST", "cifar-10": "CIFAR-10"}
+FAFED, FEDAVG, STEM = "fafed", "fedavg", "stem"
+CONTROL = "STEM, step eta/rho"
+
+
+def title(algorithm: str) -> str:
+    return ALGORITHMS[algorithm].__name__
+
+
+def level(name: str) -> str:
+    """low, moderate or high."""
+    return name.rpartition("-")[2]
+
+
+def perplexity(loss: float) -> float:
+    return math.exp(min(loss, 700))  # what a float can hold
+
+
+def known(call: Callable[[], T]) -> T | None:
+    try:
+        return call()
+    except Missing:
+        return None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a method stands in a column of results."""
+
+    rank: int  # 1 is first
+    lead: float  # ahead of the best other, or negative
+    rival: str
+    spread: float  # the larger standard deviation of the two
+
+
+class Findings:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.levels = list(plan.protocol.table2)
+
+    @property
+    def protocol(self) -> Protocol:
+        return self.plan.protocol
+
+    # Decisions.
+
+    def rounds(self, name: str) -> Rounds | None:
+        return known(partial(self.plan.budget, name))
+
+    def setting(self, name: str, method: str) -> Race | None:
+        return known(partial(self.plan.fair, name, method))
+
+    def tuned_setting(self, name: str, method: str) -> Race | None:
+        return known(partial(self.plan.tuned, name, method))
+
+    def momentum_setting(self, name: str, method: str) -> Race | None:
+        return known(partial(self.plan.momentum, name, method))
+
+    # Runs.
+
+    def finals(self, name: str, method: str) -> list[Outcome]:
+        return self._compared(partial(self.plan.final, name), method)
+
+    def longs(self, name: str, method: str) -> list[Outcome]:
+        return self._compared(partial(self.plan.long, name), method)
+
+    def tuned(self, name: str, method: str) -> list[Outcome]:
+        return self._compared(partial(self.plan.tuned_final, name), method)
+
+    def tuned_also(self, name: str, method: str) -> list[Outcome]:
+        return self._seeds(partial(self.plan.tuned_also, name, method))
+
+    def with_momentum(self, name: str, method: str) -> list[Outcome]:
+        """Those of the further search, with momentum for those without."""
+        return self._compared(partial(self.plan.momentum_final, name), method)
+
+    def momentum_longs(self, name: str, method: str) -> list[Outcome]:
+        return self._compared(partial(self.plan.momentum_long, name), method)
+
+    def curves(self, name: str, method: str) -> list[Outcome]:
+        """For the figures: of Table 2, or the one of the other data."""
+        if name in self.levels:
+            return self.finals(name, method)
+        found = known(partial(self.plan.curve, name, method))
+        return [found] if found else []
+
+    def language(self, name: str) -> dict[str, Outcome]:
+        """Method -> run."""
+        methods = self.protocol.language[name].methods
+        found = {title(m): known(partial(self.plan.language, name, m)) for m in methods}
+        return {label: outcome for label, outcome in found.items() if outcome}
+
+    def control(self, name: str) -> Outcome | None:
+        """STEM with FAFED's step over rho."""
+        wanted = self.protocol.language[name].control
+        return known(partial(self.plan.control, name)) if wanted else None
+
+    def sensitivity(self) -> dict[str, list[tuple[float, Outcome]]]:
+        """What -> (value, run)."""
+        found = {}
+        for what, values in self.protocol.sensitivity.values.items():
+            runs = [(v, known(partial(self.plan.sensitivity, what, v))) for v in values]
+            found[what] = [(float(v), run) for v, run in runs if run]
+        return found
+
+    def deviation(self, wanted: Deviation, method: str) -> tuple[Outcome | None, Outcome | None]:
+        """Table 2's run, and the one with something changed."""
+        seed = self.protocol.seeds[0]
+        plain = known(partial(self.plan.final, wanted.experiment, method, seed))
+        return plain, known(partial(self.plan.deviation, wanted, method))
+
+    def _compared(self, decide: Callable[[str, int], Outcome], method: str) -> list[Outcome]:
+        """The seeds that all methods have; while there is none of these, whatever there is."""
+        by_method = {m: self._seeds(partial(decide, m)) for m in self.protocol.methods}
+        common = set.intersection(*({run.job.seed for run in runs} for runs in by_method.values()))
+        return [run for run in by_method[method] if not common or run.job.seed in common]
+
+    def _seeds(self, decide: Callable[[int], Outcome]) -> list[Outcome]:
+        found = [known(partial(decide, seed)) for seed in self.protocol.seeds]
+        return [outcome for outcome in found if outcome]
+
+    # Numbers.
+
+    def end(self, runs: Sequence[Outcome], tail: int | None = None) -> Stat | None:
+        """Test accuracy at the end."""
+        values = [run.end(ACCURACY, tail or self.protocol.tail) for run in runs]
+        return Stat.of(values) if values else None
+
+    def column(self, runs: Runs, name: str, tail: int | None = None) -> Column:
+        found = {m: self.end(runs(name, m), tail) for m in self.protocol.methods}
+        return {method: stat for method, stat in found.items() if stat}
+
+    def columns(self, runs: Runs, tail: int | None = None) -> dict[str, Column]:
+        """Of all levels."""
+        return {name: self.column(runs, name, tail) for name in self.levels}
+
+    def table2(self, name: str) -> Column:
+        return self.column(self.finals, name)
+
+    def complete(self, name: str) -> bool:
+        """Whether every method has all its seeds."""
+        found = self.table2(name)
+        seeds = len(self.protocol.seeds)
+        return len(found) == len(self.protocol.methods) and all(
+            stat.n == seeds for stat in found.values()
+        )
+
+    def place(self, column: Mapping[str, Stat], method: str = FAFED) -> Place | None:
+        """Of a method among the others; None unless all of them have the same number of seeds."""
+        others = {name: stat for name, stat in column.items() if name != method}
+        same = len({stat.n for stat in column.values()}) == 1
+        if method not in column or not same or len(column) < len(self.protocol.methods):
+            return None
+        mine = column[method]
+        rival = max(others, key=lambda name: _last_if_nan(others[name].mean))
+        better = sum(stat.mean > mine.mean for stat in others.values())
+        spread = max(mine.std or 0.0, others[rival].std or 0.0)
+        return Place(better + 1, mine.mean - others[rival].mean, rival, spread)
+
+    def at_equal_cost(self, name: str, axis: str, runs: Runs | None = None) -> dict[str, Stat]:
+        """Accuracy when a method has spent what FedAvg spends in all: gradients or bytes. The runs
+        of Table 2 if none are given."""
+        runs = runs or self.finals
+        reference = runs(name, FEDAVG)
+        if not reference:
+            return {}
+        limit = float(reference[0].columns[axis][-1] or 0)
+        apart, tail = self.protocol.experiment(name).eval_every, self.protocol.tail
+        found = {}
+        for method in self.protocol.methods:
+            values = [read_at(run, axis, limit, tail, apart) for run in runs(name, method)]
+            if values:
+                found[method] = Stat.of(values)
+        return found
+
+    def training(self, name: str) -> dict[str, tuple[float, float]]:
+        """Method -> training loss at the end and the sum of its rises, means over seeds."""
+        found = {}
+        for method in self.protocol.methods:
+            runs = self.curves(name, method)
+            if runs and not any(run.failure for run in runs):
+                ends = [run.end("train_loss", self.protocol.tail) for run in runs]
+                ups = [rises(run) for run in runs]
+                found[method] = math.fsum(ends) / len(runs), math.fsum(ups) / len(runs)
+        return found
+
+    def data_of(self, level_name: str) -> dict[str, str]:
+        """Data -> experiment, at a level."""
+        names = [*self.levels, *self.protocol.other_data]
+        found = {n.rpartition("-")[0]: n for n in names if level(n) == level_name}
+        return {DATA.get(data, data): name for data, name in found.items()}
+
+    def costs(self, name: str, method: str) -> dict[str, float] | None:
+        """Of a run of Table 2, relative to FedAvg's."""
+        mine, reference = self.finals(name, method), self.finals(name, FEDAVG)
+        if not mine or not reference:
+            return None
+        return {
+            axis: float(mine[0].columns[axis][-1] or 0) / float(reference[0].columns[axis][-1] or 1)
+            for axis in ("gradients", "bytes")
+        }
+
+
+def read_at(run: Outcome, axis: str, limit: float, tail: int, apart: int) -> float:
+    """Accuracy where the run had cost this much: the mean of `tail` readings that are so many
+    rounds apart, as at the end of a run, interpolated between evaluations."""
+    points = run.series(ACCURACY, axis)
+    if run.failure or not points:
+        return math.nan
+    costs, accuracies = zip(*points, strict=True)
+    rounds = [r for r, _ in run.series(ACCURACY)]
+    end = float(np.interp(limit, costs, rounds))
+    return float(np.mean(np.interp([end - k * apart for k in range(tail)], rounds, accuracies)))
+
+
+def rises(run: Outcome, name: str = "train_loss") -> float:
+    """How much a quantity goes up in all, from one evaluation to the next."""
+    values = [y for _, y in run.series(name)]
+    return math.fsum(max(0.0, b - a) for a, b in itertools.pairwise(values))
+
+
+def _last_if_nan(value: float) -> float:
+    return -math.inf if math.isnan(value) else value

@@ -1,0 +1,290 @@
+"""What is decided from which runs. Every method returns a decision, or raises Missing with the
+jobs that it still needs; nothing here runs anything."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from fafed.tuning import space
+from studies.paper.ledger import Job, Ledger, Missing, Outcome
+from studies.paper.protocol import Deviation, Protocol, Rung, Search, Settings
+
+Decide = TypeVar("Decide", bound=Callable[..., Any])
+Grid = Mapping[str, Sequence[Any]]  # hyper-parameter -> values
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How many rounds everybody gets, and whether FedAvg came as far as the paper's by then."""
+
+    count: int
+    reached: bool
+
+
+@dataclass(frozen=True)
+class Race:
+    """A search by halving: what was tried on each rung, best first, and who won. Of a trial with
+    several seeds, the first."""
+
+    rungs: list[list[Outcome]]
+    winner: Outcome
+
+
+def remembered(decide: Decide) -> Decide:
+    """Decisions lean on each other: none is made twice while the ledger stays the same."""
+
+    @functools.wraps(decide)
+    def found(plan: Plan, *about: str) -> Any:
+        if plan.read != len(plan.ledger.outcomes):
+            plan.read, plan.decisions = len(plan.ledger.outcomes), {}
+        known, key = plan.decisions, (decide.__name__, *about)
+        if key not in known:
+            known[key] = decide(plan, *about)
+        return known[key]
+
+    return cast(Decide, found)
+
+
+class Plan:
+    def __init__(self, protocol: Protocol, ledger: Ledger) -> None:
+        self.protocol = protocol
+        self.ledger = ledger
+        self.read = 0  # outcomes in the ledger when the decisions were made
+        self.decisions: dict[Any, Any] = {}
+
+    # Table 2.
+
+    @remembered
+    def budget(self, name: str) -> Rounds:
+        """The first evaluation at which some step size of the grid has FedAvg where the paper has
+        it. A slower step size need not be run further than the fastest so far."""
+        p = self.protocol
+        target = p.reported(name)[p.budget.algorithm]
+        bound, reached = p.budget.rounds, False
+        grid = self.grid(name, p.budget.algorithm)
+        for settings in sorted(points(grid), key=lambda s: -s["eta"]):
+            job = Job(name, p.budget.algorithm, settings, p.choosing_seed, bound)
+            (outcome,) = self.ledger.need([job])
+            crossing = crossed(outcome, "test_accuracy", p.tail, target)
+            if crossing is not None:
+                bound, reached = crossing, True
+        return Rounds(bound, reached)
+
+    @remembered
+    def fair(self, name: str, algorithm: str) -> Race:
+        """The paper's grid, or as much of it as everybody may try."""
+        search = self.protocol.fair
+        grid = points(self.grid(name, algorithm))
+        return self._race(name, algorithm, subset(grid, search.trials), search)
+
+    def grid(self, name: str, algorithm: str) -> Grid:
+        return space(self.protocol.experiment(name), algorithm)
+
+    def final(self, name: str, algorithm: str, seed: int) -> Outcome:
+        return self._measured(name, self.fair(name, algorithm).winner.job, seed)
+
+    def long(self, name: str, algorithm: str, seed: int) -> Outcome:
+        job = self.fair(name, algorithm).winner.job
+        return self._measured(name, job, seed, self.protocol.long.times)
+
+    # Beyond the paper's grid.
+
+    @remembered
+    def tuned(self, name: str, algorithm: str) -> Race:
+        search = self.protocol.tuned
+        grid = points(self.tuned_grid(name, algorithm))
+        return self._race(name, algorithm, subset(grid, search.trials), search)
+
+    def tuned_grid(self, name: str, algorithm: str) -> Grid:
+        search = self.protocol.tuned
+        best = self.fair(name, algorithm).winner.job.settings
+        return {"eta": multiples(best["eta"], search.eta_times)} | search.grids[algorithm]
+
+    def tuned_final(self, name: str, algorithm: str, seed: int) -> Outcome:
+        return self._measured(name, self.tuned(name, algorithm).winner.job, seed)
+
+    def tuned_also(self, name: str, algorithm: str, seed: int) -> Outcome:
+        chosen = self.tuned(name, algorithm).winner.job
+        settings = {**chosen.settings, **self.protocol.tuned.also[algorithm]}
+        return self._measured(name, replace(chosen, settings=settings), seed)
+
+    @remembered
+    def momentum(self, name: str, algorithm: str) -> Race:
+        """The choices of both searches with momentum, and the further one without; that one alone
+        for a method with momentum of its own."""
+        without, grids = self.tuned(name, algorithm), self.momentum_grids(name, algorithm)
+        candidates = [without.winner.job.settings]
+        for grid in grids:
+            candidates += [point for point in points(grid) if point not in candidates]
+        return self._race(name, algorithm, candidates, self.protocol.tuned) if grids else without
+
+    def momentum_grids(self, name: str, algorithm: str) -> list[Grid]:
+        """One for each kind of momentum and each of the two settings it is given to."""
+        fair, further = self.fair(name, algorithm).winner, self.tuned(name, algorithm).winner
+        kinds = [kind for kind in self.protocol.momentum if algorithm in kind.methods]
+        return [
+            {key: [value] for key, value in base.items()}
+            | {"eta": multiples(base["eta"], kind.eta_times)}
+            | kind.grid
+            for base in (fair.job.settings, further.job.settings)
+            for kind in kinds
+        ]
+
+    def momentum_grid(self, name: str, algorithm: str) -> Grid:
+        """The one from which the choice is; of a choice without momentum, nothing."""
+        chosen = self.momentum(name, algorithm).winner.job.settings
+        grids = self.momentum_grids(name, algorithm)
+        return next((grid for grid in grids if chosen in points(grid)), {})
+
+    def momentum_final(self, name: str, algorithm: str, seed: int) -> Outcome:
+        return self._measured(name, self.momentum(name, algorithm).winner.job, seed)
+
+    def momentum_long(self, name: str, algorithm: str, seed: int) -> Outcome:
+        job = self.momentum(name, algorithm).winner.job
+        return self._measured(name, job, seed, self.protocol.long.times)
+
+    # One thing at a time.
+
+    def sensitivity(self, what: str, value: Any) -> Outcome:
+        wanted = self.protocol.sensitivity
+        settings = dict(self.fair(wanted.experiment, wanted.algorithm).winner.job.settings)
+        rounds = self.share(wanted.experiment, wanted.share)
+        table, _, key = what.rpartition(".")
+        changes = {} if table == "algorithm" else {what: value}
+        if table == "algorithm":
+            settings[key] = value
+        job = Job(wanted.experiment, wanted.algorithm, settings, wanted.seed, rounds, changes)
+        return self._one(job)
+
+    def deviation(self, wanted: Deviation, algorithm: str) -> Outcome:
+        """With the first of the measuring seeds, to be set beside `final`."""
+        settings = self.fair(wanted.experiment, algorithm).winner.job.settings
+        settings = {**settings, **wanted.settings}
+        rounds, seed = self.rounds(wanted.experiment), self.protocol.seeds[0]
+        return self._one(Job(wanted.experiment, algorithm, settings, seed, rounds, wanted.changes))
+
+    # The other data.
+
+    def curve(self, name: str, algorithm: str) -> Outcome:
+        """The best of the last rung that does not diverge: its trials are much shorter."""
+        curves, where = self.protocol.curves, self.protocol.chosen_at(name)
+        grid = points(self.grid(where, algorithm))
+        race = self._race(where, algorithm, subset(grid, curves.trials), curves)
+        for trial in race.rungs[-1]:
+            settings = trial.job.settings
+            found = self._one(Job(name, algorithm, settings, curves.seed, curves.rounds))
+            if not found.failure:
+                break
+        return found
+
+    def language(self, name: str, algorithm: str) -> Outcome:
+        experiment = self.protocol.experiment(name)
+        settings = experiment.with_algorithm(algorithm).algorithm.options
+        seed = self.protocol.language[name].seed
+        return self._one(Job(name, algorithm, settings, seed, experiment.rounds))
+
+    def control(self, name: str) -> Outcome:
+        """STEM with FAFED's step over rho."""
+        wanted, rounds = self.protocol.language[name], self.protocol.experiment(name).rounds
+        assert wanted.control is not None
+        return self._one(Job(name, "stem", wanted.control, wanted.seed, rounds))
+
+    # Parts of these.
+
+    def _race(
+        self, name: str, algorithm: str, candidates: Sequence[Settings], search: Search
+    ) -> Race:
+        rungs: list[list[Outcome]] = []
+        for rung in search.rungs:
+            seeds = [self.protocol.choosing_seed, *rung.more_seeds]
+            jobs = [
+                self._trial(name, algorithm, settings, rung, seed)
+                for settings in candidates
+                for seed in seeds
+            ]
+            outcomes = self.ledger.need(jobs)
+            trials = [outcomes[i : i + len(seeds)] for i in range(0, len(jobs), len(seeds))]
+            trials.sort(key=lambda trial: -sum(score(o, rung.tail) for o in trial))
+            rungs.append([trial[0] for trial in trials])
+            candidates = [outcome.job.settings for outcome in rungs[-1][: rung.keep]]
+        return Race(rungs, rungs[-1][0])
+
+    def _trial(self, name: str, algorithm: str, settings: Settings, rung: Rung, seed: int) -> Job:
+        rounds = self.share(name, rung.share)
+        changes: dict[str, Any] = {"data.validation": self.protocol.validation}
+        if rung.tail == 1:
+            changes["eval_every"] = rounds
+        return Job(name, algorithm, settings, seed, rounds, changes)
+
+    def _measured(self, name: str, chosen: Job, seed: int, times: int = 1) -> Outcome:
+        rounds = times * self.rounds(name)
+        return self._one(Job(name, chosen.algorithm, chosen.settings, seed, rounds))
+
+    def _one(self, job: Job) -> Outcome:
+        (outcome,) = self.ledger.need([job])
+        return outcome
+
+    def rounds(self, name: str) -> int:
+        other = name in self.protocol.other_data
+        return self.protocol.curves.rounds if other else self.budget(name).count
+
+    def share(self, name: str, share: float) -> int:
+        return max(self.protocol.fewest_rounds, round(share * self.rounds(name)))
+
+
+def multiples(value: float, times: Sequence[float]) -> list[float]:
+    """Three digits of each."""
+    return [float(f"{value * factor:.3g}") for factor in times]
+
+
+def points(grid: Grid) -> list[Settings]:
+    """Every combination."""
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def subset(grid: Sequence[Settings], most: int) -> list[Settings]:
+    """All of them or, if there are more, a random choice that is the same every time and covers the
+    step sizes evenly: nobody should lose because luck left out the right ones."""
+    if len(grid) <= most:
+        return list(grid)
+    random = np.random.default_rng(0)
+    groups: dict[str, list[Settings]] = {}
+    for i in random.permutation(len(grid)):
+        steps = repr([value for key, value in grid[i].items() if key.startswith("eta")])
+        groups.setdefault(steps, []).append(grid[i])
+    turns = itertools.zip_longest(*groups.values())
+    chosen = [point for turn in turns for point in turn if point is not None][:most]
+    return [point for point in grid if point in chosen]
+
+
+def score(outcome: Outcome, tail: int) -> float:
+    """Validation accuracy at the end; a run that diverged comes last."""
+    value = outcome.end("validation_accuracy", tail)
+    return -math.inf if math.isnan(value) else value
+
+
+def crossed(outcome: Outcome, name: str, tail: int, target: float) -> int | None:
+    """The first round at which the mean of the last `tail` evaluations is at the target."""
+    series = outcome.series(name)
+    for i in range(tail, len(series) + 1):
+        if sum(value for _, value in series[i - tail : i]) / tail >= target:
+            return int(series[i - 1][0])
+    return None
+
+
+def missing(calls: Iterable[Callable[[], object]]) -> list[Job]:
+    """The jobs that these decisions still need, each once."""
+    jobs: dict[str, Job] = {}
+    for call in calls:
+        try:
+            call()
+        except Missing as found:
+            jobs |= {job.key: job for job in found.jobs}
+    return list(jobs.values())

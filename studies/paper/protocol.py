@@ -1,0 +1,147 @@
+"""What is run, how long and by which rule: configs/protocol.toml."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from fafed.errors import ConfigError
+from fafed.experiment import Experiment, Part
+
+Settings = Mapping[str, Any]  # hyper-parameters of an algorithm
+
+
+class Rung(Part):
+    share: float = Field(gt=0, le=1)  # of the rounds
+    keep: int = Field(ge=1)
+    tail: int = Field(ge=1)
+    more_seeds: list[int] = Field(default_factory=list)  # beside the choosing one
+
+
+class Reading(Part):
+    column: str  # of table2
+    about: str
+    why: str
+
+
+class Budget(Part):
+    algorithm: str
+    rounds: int = Field(ge=1)
+
+
+class Search(Part):
+    trials: int = Field(ge=1)
+    rungs: list[Rung] = Field(min_length=1)
+
+
+class Tuned(Search):
+    eta_times: list[float]  # of the eta that the fair search has chosen
+    grids: dict[str, dict[str, list[Any]]]  # by method: the other hyper-parameters
+    also: dict[str, Settings]  # by method: measured with these settings changed in its choice
+
+
+class Momentum(Part):
+    """One kind of it."""
+
+    about: str
+    methods: list[str]  # that are given it
+    grid: dict[str, list[Any]]  # to be tried,
+    eta_times: list[float]  # with multiples of the eta that the two searches have chosen
+
+
+class Long(Part):
+    times: int = Field(ge=2)
+
+
+class Sensitivity(Part):
+    experiment: str
+    algorithm: str
+    share: float
+    seed: int
+    values: dict[str, list[Any]]
+
+
+class Deviation(Part):
+    about: str
+    experiment: str
+    methods: list[str]
+    settings: dict[str, Any] = Field(default_factory=dict)
+    changes: dict[str, Any] = Field(default_factory=dict)
+
+
+class Curves(Search):
+    rounds: int
+    seed: int
+    data: dict[str, list[str]]  # experiments; settings are chosen at the first of each
+
+
+class Language(Part):
+    about: str
+    methods: list[str]
+    seed: int
+    control: dict[str, Any] | None = None  # settings of STEM: FAFED's step over rho
+
+
+class Protocol(Part):
+    methods: list[str]
+    tail: int
+    validation: float
+    choosing_seed: int
+    seeds: list[int]
+    fewest_rounds: int
+    on_request: list[str]  # stages
+    table2: dict[str, dict[str, float]]
+    readings: dict[str, Reading]  # by experiment
+    budget: Budget
+    fair: Search
+    tuned: Tuned
+    momentum: list[Momentum]
+    long: Long
+    sensitivity: Sensitivity
+    deviations: list[Deviation]
+    curves: Curves
+    language: dict[str, Language]
+    experiments: dict[str, Experiment]  # the other files of the folder
+
+    @classmethod
+    def read(cls, folder: Path) -> Protocol:
+        path = folder / "protocol.toml"
+        try:
+            content = tomllib.loads(path.read_text("utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(
+                f"{path} cannot be read: {error}. Start the command where fafed was cloned to, or "
+                "say where the folder is"
+            ) from error
+        content["experiments"] = {
+            file.stem: Experiment.read(file)
+            for file in sorted(folder.glob("*.toml"))
+            if file != path
+        }
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            raise ConfigError(f"{path}: {error}") from None
+
+    def reported(self, name: str) -> dict[str, float]:
+        """The paper's accuracies of a level, or of the level that this is a reading of."""
+        return self.table2[self.readings[name].column if name in self.readings else name]
+
+    @property
+    def other_data(self) -> list[str]:
+        return [name for names in self.curves.data.values() for name in names]
+
+    def chosen_at(self, name: str) -> str:
+        """Where the settings of an experiment on the other data are chosen."""
+        return next(names[0] for names in self.curves.data.values() if name in names)
+
+    def experiment(self, name: str) -> Experiment:
+        if name not in self.experiments:
+            raise ConfigError(
+                f"protocol.toml names {name!r}, but there is no {name}.toml beside it"
+            )
+        return self.experiments[name]

@@ -1,0 +1,110 @@
+"""Who takes part, and how each is started."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from studies.performance import environments
+from studies.performance.environments import OWN, ROOT
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+
+
+@dataclass(frozen=True)
+class Contender:
+    name: str
+    label: str
+    runner: str  # a module of studies.performance.runners
+    environment: str = OWN
+    arguments: tuple[str, ...] = ()
+    threads: int = 1  # of torch, in each process
+    processes: int = 1  # more than one: by torchrun
+    algorithm: str = "fedavg"
+    left_out: Mapping[str, str] = field(default_factory=dict)  # job -> why
+
+    @property
+    def comparable(self) -> bool:
+        """Whether its final vector must be that of the others."""
+        return self.algorithm == "fedavg"
+
+    def command(self, task: Path, answer: Path) -> list[str]:
+        launcher = (*TORCHRUN, str(self.processes)) if self.processes > 1 else ()
+        own = (*self.arguments, "--threads", str(self.threads), "--began", repr(time.time()))
+        python = environments.python(self.environment)
+        module = f"studies.performance.runners.{self.runner}"
+        return [str(python), *launcher, "-m", module, str(task), str(answer), *own]
+
+    def surroundings(self) -> dict[str, str]:
+        """Environment variables."""
+        threads = str(self.threads)
+        own = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONPATH": str(ROOT)}
+        return {**os.environ, **own, "PYTHONWARNINGS": "ignore"}
+
+
+NOWHERE: Mapping[str, str] = {}
+
+
+def _ours(
+    name: str, label: str, algorithm: str, workers: int, left_out: Mapping[str, str] = NOWHERE
+) -> Contender:
+    return Contender(
+        name,
+        label,
+        "ours",
+        arguments=("--algorithm", algorithm, "--workers", str(workers)),
+        algorithm=algorithm,
+        left_out=left_out,
+    )
+
+
+_MANY = "one process for each client: too many of them"
+_LARGE = "a round takes minutes, and the plain loop stands for it"
+_LONG = {"J5": _LARGE, "J5H": _LARGE}
+_ALL = (
+    _ours("ours", "fafed, 2 workers", "fedavg", 2),
+    _ours("ours-1", "fafed, 1 worker", "fedavg", 1),
+    Contender("plain-1", "plain loop, 1 thread", "plain"),
+    Contender("plain-2", "plain loop, 2 threads", "plain", threads=2),
+    Contender("pfl-1", "pfl, 1 process", "pfl", "pfl", left_out=_LONG),
+    Contender("pfl-2", "pfl, 2 processes", "pfl", "pfl", processes=2),
+    Contender("flower", "Flower, 2 actors", "flower", "flower", left_out={"J5H": _LARGE}),
+    Contender("fedlab", "FedLab, 1 process", "fedlab", "fedlab", left_out=_LONG),
+    Contender(
+        "flare",
+        "NVIDIA FLARE, 2 calls at once",
+        "flare",
+        "flare",
+        left_out={"J3": _MANY, "J6": _MANY, **_LONG},
+    ),
+    _ours("ours-fafed", "fafed, FAFED, 2 workers", "fafed", 2),
+    _ours(
+        "ours-scaffold",
+        "fafed, SCAFFOLD, 2 workers",
+        "scaffold",
+        2,
+        {"J5": "its gradients are FedAvg's"},
+    ),
+)
+CONTENDERS = {contender.name: contender for contender in _ALL}
+OURS, TRUTH = "ours", "plain-1"  # ratios are to the one, vectors are compared with the other
+GROUPS = {
+    "ours": [n for n in CONTENDERS if n.startswith("ours")],
+    "plain": ["plain-1", "plain-2"],
+    "pfl": ["pfl-1", "pfl-2"],
+    "all": list(CONTENDERS),
+}
+
+
+def chosen(names: str) -> list[Contender]:
+    """From "ours,pfl-2"; the two that all others are measured by are always there."""
+    wanted = {OURS, TRUTH}
+    for name in names.split(","):
+        if name not in CONTENDERS and name not in GROUPS:
+            known = ", ".join([*GROUPS, *CONTENDERS])
+            raise SystemExit(f"--with: nobody is called {name!r}; there are {known}")
+        wanted |= set(GROUPS.get(name, [name]))
+    return [contender for contender in _ALL if contender.name in wanted]

@@ -1,0 +1,124 @@
+"""The limit: gradients and nothing else, on batches that lie ready.
+
+plain: autograd on the plain module. ours: fafed's own gradient as its engine calls it, for one
+client or for a group under vmap, in as many threads as workers.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from studies.performance.runners import exchange
+from studies.performance.runners import plain_models as models
+from studies.performance.runners.exchange import Task
+
+DIFFERENT = 8  # batches that lie ready; used in turn
+
+
+class Work(NamedTuple):
+    call: Callable[[int], object]
+    size: int  # gradients in a call
+
+
+def plain(task: Task) -> Work:
+    model = models.build(task.model, task.options, task.x0)
+    parameters = list(model.parameters())
+    batches = [next(task.batches(0, i % task.clients)) for i in range(DIFFERENT)]
+
+    def call(i: int) -> object:
+        models.begin(model)
+        return torch.autograd.grad(models.loss(model, *batches[i % DIFFERENT]), parameters)
+
+    return Work(call, 1)
+
+
+def ours(folder: Path) -> Work:
+    from fafed.algorithm import Batch
+    from fafed.data.batches import draw_stacked
+    from studies.performance.runners.ours import Ours
+
+    mine = Ours(folder, "fedavg", 1)
+    run = mine.start(1, 1)  # also lets the objective find out what it is
+    engine, source, objective = run.engine, mine.source(), mine.objective
+    groups = engine._groups(range(mine.task.clients))  # type: ignore[attr-defined]
+    size = max(map(len, groups))
+    groups = [group for group in groups if len(group) == size]
+    batches = []
+    for i in range(DIFFERENT):
+        rows, keys, fresh = draw_stacked(source, ("round",), groups[i % len(groups)], 0, 1).round
+        batches.append((source.gather(rows[:, 0]), keys[:, 0], fresh[:, 0]))
+    memory = objective.start()
+    way = engine.engine  # type: ignore[attr-defined]
+    if way == "loop":
+
+        def one(i: int) -> object:
+            data, keys, fresh = batches[i % DIFFERENT]
+            batch = Batch(tuple(part[0] for part in data), keys[0], fresh[0])
+            return objective.evaluate(objective.x0, batch, memory, engine="loop")
+
+        return Work(one, 1)
+
+    def client(x, data, key, fresh):  # type: ignore[no-untyped-def]
+        return objective.evaluate(x, Batch(data, key, fresh), memory, engine=way).gradient
+
+    def group(i: int) -> object:
+        data, keys, fresh = batches[i % DIFFERENT]
+        return torch.func.vmap(client)(points[: len(keys)], data, keys, fresh)
+
+    points = objective.x0.repeat(size, 1)
+    return Work(group, size)
+
+
+def operations(task: Task) -> int:
+    """Floating-point operations of one gradient."""
+    work = plain(task)
+    with torch.backends.mkldnn.flags(enabled=False), FlopCounterMode(display=False) as counter:
+        work.call(0)  # without mkldnn, whose LSTM the counter does not know
+    return int(counter.get_total_flops())
+
+
+def seconds(make: Callable[[], Work], workers: int, count: int) -> float:
+    """For one gradient, when each worker makes its share of about `count`."""
+    works = [make() for _ in range(workers)]
+    calls = max(4, count // (works[0].size * workers))
+
+    def share(work: Work) -> None:
+        for i in range(calls):
+            work.call(i)
+
+    def timed(each: Callable[[Callable[[Work], object]], object]) -> float:
+        each(lambda work: work.call(0))
+        began = time.perf_counter()
+        each(share)
+        return (time.perf_counter() - began) / (calls * works[0].size * workers)
+
+    if workers == 1:  # here, with as many threads as were asked for
+        return timed(lambda task: task(works[0]))
+    with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        return timed(lambda task: list(pool.map(task, works)))
+
+
+def main() -> None:
+    found = exchange.arguments(kind="plain", workers=1, count=100)
+    task = exchange.read(found.task)
+
+    def make() -> Work:
+        return plain(task) if found.kind == "plain" else ours(found.task)
+
+    answer = {
+        "seconds": seconds(make, found.workers, found.count),
+        "operations": operations(task),
+    }
+    (found.answer / "answer.json").write_text(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

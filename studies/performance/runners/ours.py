@@ -1,0 +1,79 @@
+"""fafed: the run that `fafed.train` makes, without evaluation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+
+import fafed
+from fafed import models
+from fafed.algorithm import Algorithm
+from fafed.allocation import keep_memory
+from fafed.data.batches import Source
+from fafed.objective import Model
+from fafed.run import Run
+from fafed.training import build
+from studies.performance.jobs import source_of
+from studies.performance.runners import exchange
+from studies.performance.runners.exchange import Clock
+
+
+def algorithm_of(name: str, eta: float) -> Algorithm:
+    if name == "fafed":  # a step of its own: its cost does not depend on it, its stability does
+        return fafed.FAFED(eta=0.001, alpha=0.1)
+    return fafed.SCAFFOLD(eta=eta) if name == "scaffold" else fafed.FedAvg(eta=eta)
+
+
+class Ours:
+    def __init__(self, folder: Path, algorithm: str, workers: int) -> None:
+        self.folder, self.workers = folder, workers
+        self.task = exchange.read(folder)
+        self.sizes = json.loads((folder / "ours.json").read_text())
+        self.text = self.task.model == "lstm"
+        self.loss = models.token_cross_entropy if self.text else F.cross_entropy
+        self.algorithm = algorithm_of(algorithm, self.task.eta)
+        module = models.build(self.task.model, seed=0, **self.task.options)
+        self.objective = Model(module, self.loss)
+
+    def source(self) -> Source:
+        return source_of(self.folder, self.text, self.sizes["batch"])
+
+    def start(self, local_steps: int, rounds: int) -> Run:
+        return build(
+            self.algorithm,
+            self.objective,
+            self.source(),
+            rounds=rounds,
+            local_steps=local_steps,
+            workers=self.workers,
+        )
+
+    def warm_up(self) -> None:
+        """One step on each client; go on from where it ends."""
+        run = self.start(local_steps=1, rounds=1)
+        run.round()
+        self.objective = Model(self.objective.predict(run.state.shared.x, ()), self.loss)
+
+
+def run(folder: Path, answer: Path, began: float, algorithm: str, workers: int) -> None:
+    ours, clock = Ours(folder, algorithm, workers), Clock(began)
+    ours.warm_up()
+    opening = bool(ours.algorithm.opening())  # made with the first round, and once only
+    training = ours.start(ours.sizes["steps"], ours.task.rounds + opening)
+    if opening:
+        training.round()
+    clock.lap()
+    for _ in range(ours.task.rounds):
+        training.round()
+        clock.lap()
+    clock.answer(answer, training.state.shared.x, engine=training.engine.engine)  # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    found = exchange.arguments(algorithm="fedavg", workers=2)
+    torch.set_num_threads(1)
+    keep_memory()  # as the command line does
+    run(found.task, found.answer, found.began, found.algorithm, found.workers)

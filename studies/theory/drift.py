@@ -1,0 +1,400 @@
+"""Client drift: how far from the optimum each algorithm comes to rest, by formula and measured.
+
+Two quadratics with exact gradients, so the only error left is the bias of local steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fafed.algorithm import Algorithm, Batches, Grad
+from fafed.algorithms import ALGORITHMS, FAFED, STEM, FedAvg
+from fafed.algorithms.fafed import Down, Local, Message
+from fafed.report.numbers import listing
+from fafed.schedules import at
+from studies.theory import fixed_points
+from studies.theory.findings import Claim, Finding, Table, short
+from studies.theory.lab import Given, Lab, one_thread
+from studies.theory.problems import Quadratics
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAME = "drift"
+Q, ETA = 5, 0.1
+ALPHAS = (1.0, 0.9, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
+PROBLEM = Quadratics()
+CLIENTS = fixed_points.Clients.of(PROBLEM.a, PROBLEM.b)
+AGREE = 1e-8
+STILL = 1e-12  # a round that moves the model by less is the last
+
+
+@dataclass(frozen=True)
+class MeanPrevious(FAFED):
+    """FAFED as it should not be: the old gradient of a round's first step is taken at the mean
+    of the clients' last iterates instead of at each client's own."""
+
+    def local(
+        self, grad: Grad, down: Down, local: Local, batches: Batches
+    ) -> tuple[Local, Message]:
+        mean = down.x + at(self.eta, down.t) * down.m / self.scale(down.v)
+        return super().local(grad, down, Local(mean.expand_as(local.x)), batches)
+
+
+# What each algorithm is run with: an effective local step of ETA for all that make plain steps;
+# floors of 1, so that no denominator vanishes where the gradients do.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "fafed": {"eta": ETA, "rho": 1.0},
+    "prsgdm": {"eta": ETA * 0.1, "beta": 0.9},  # the step is eta / (1 - beta)
+    "fedprox": {"eta": ETA, "mu": 1.0},
+    "domo": {"eta": ETA * 0.01, "mu_s": 0.9, "mu_l": 0.9},
+    "mime": {"eta": ETA, "beta1": 0.5},
+    "mimelite": {"eta": ETA, "beta1": 0.5},
+    "mimeadam": {"eta": ETA, "beta1": 0.5, "tau": 1.0},
+    "naive": {"eta": ETA, "rho": 1.0},
+    **{
+        name: {"eta": ETA, "eta_g": 1.0, "beta1": 0.5, "tau": 1.0}
+        for name in ("fedadam", "fedyogi", "fedadagrad", "fedams", "fedcams")
+    },
+}
+
+
+@one_thread()
+def measure(quick: bool = False) -> Finding:
+    """`quick` stops at alpha = 0.01, where rest is reached ten times sooner."""
+    alphas = ALPHAS[:6] if quick else ALPHAS
+    curves = _curves(alphas)
+    marks = [_mark(name) for name in federated() if "alpha" not in _fields(name)]
+    etas = _shrinking()
+    reference = _reference()
+    alone = [*curves, *marks]
+    worst = max(abs(b.measured - b.closed).max() for b in [*alone, etas, reference] if b.has_closed)
+    return Finding(
+        name=NAME,
+        title="Client drift",
+        about=(
+            f"Two clients with f_i(x) = a_i (x - b_i)^2 / 2, a = {PROBLEM.a}, b = {PROBLEM.b}, so "
+            f"the optimum is {short(PROBLEM.best)}; exact gradients, q = {Q} local steps of "
+            f"effective size {ETA}. The bias is the distance of the point of rest from the "
+            "optimum. Its formula comes from the algebra of one round, the measurement from the "
+            "library's code. Nothing is random."
+        ),
+        settings={"a": list(PROBLEM.a), "b": list(PROBLEM.b), "q": Q, "eta": ETA},
+        tables={
+            "alpha": _alpha_table(alphas, curves),
+            "algorithms": _algorithm_table(marks),
+            "eta": etas.table(
+                "STEM with alpha = 20 eta^2, q = 10",
+                ("eta", "alpha"),
+                [(eta, 20 * eta**2) for eta in SHRINKING],
+            ),
+            "fedavg": reference.table("FedAvg", ("q", "eta"), REFERENCE),
+        },
+        claims=_claims(alphas, curves, marks, etas, float(worst)),
+        lines={"alphas": alphas, "curves": curves, "marks": marks},
+    )
+
+
+class Bias(NamedTuple):
+    """Distances from the optimum, by formula and measured; of one algorithm or setting each."""
+
+    name: str
+    closed: NDArray[np.float64]  # nan where there is no formula
+    measured: NDArray[np.float64]
+    settings: dict[str, Any] = {}  # noqa: RUF012  a NamedTuple's default, never changed
+
+    @property
+    def has_closed(self) -> bool:
+        return not np.isnan(self.closed).any()
+
+    def table(self, title: str, columns: tuple[str, ...], keys: Any) -> Table:
+        rows = [
+            (*key, float(c), float(m))
+            for key, c, m in zip(keys, self.closed, self.measured, strict=True)
+        ]
+        return Table(title, (*columns, "bias by formula", "measured"), rows)
+
+
+def federated() -> list[str]:
+    """Every registered algorithm but the references for one client."""
+    return [name for name, cls in ALGORITHMS.items() if cls().population is None]
+
+
+def _fields(name: str) -> set[str]:
+    return {f.name for f in dataclasses.fields(ALGORITHMS[name])}  # type: ignore[arg-type]
+
+
+def _settings(name: str) -> dict[str, Any]:
+    return SETTINGS.get(name, {"eta": ETA})
+
+
+def build(name: str, **more: Any) -> Algorithm:
+    return ALGORITHMS[name](**_settings(name), **more)
+
+
+def _clean(bias: float) -> float:
+    """What is zero up to where a run was stopped is zero: its digits would differ elsewhere."""
+    return 0.0 if abs(bias) < 1e-9 else float(bias)
+
+
+# Algorithms with an alpha: a curve.
+
+
+def _curves(alphas: tuple[float, ...]) -> list[Bias]:
+    curves = []
+    for name in (n for n in federated() if "alpha" in _fields(n)):
+        found = rest_of(build(name, alpha=Given(alphas)), Q, (len(alphas),))
+        closed = [_closed_alpha(name, alpha) for alpha in alphas]
+        curves.append(Bias(ALGORITHMS[name].__name__, np.array(closed), found))
+    mean = MeanPrevious(eta=ETA, alpha=Given(alphas), adaptivity="identity")
+    closed = [fixed_points.stem(CLIENTS, Q, ETA, alpha, mean=True) for alpha in alphas]
+    found = rest_of(mean, Q, (len(alphas),))
+    curves.append(Bias("STEM, mean previous iterate", np.array(closed) - PROBLEM.best, found))
+    return curves
+
+
+def _closed_alpha(name: str, alpha: float) -> float:
+    match build(name):
+        case FAFED() as f:
+            x = fixed_points.fafed(CLIENTS, Q, ETA, alpha, f.beta, f.rho)
+        case STEM():
+            x = fixed_points.stem(CLIENTS, Q, ETA, alpha)
+        case _:
+            x = float("nan")
+    return x - PROBLEM.best
+
+
+def rest_of(
+    algorithm: Algorithm, q: int, lanes: tuple[int, ...], most: int = 8000
+) -> NDArray[np.float64]:
+    """The bias of every lane once the model moves no more."""
+    lab = Lab(algorithm, PROBLEM, q=q, lanes=lanes)
+    x = lab.round().shared.x
+    for _ in range(most):
+        before, x = x, lab.round().shared.x
+        if float((x - before).abs().max()) < STILL:
+            break
+    return np.asarray(x[..., 0, 0, 0].numpy() - PROBLEM.best)
+
+
+# Algorithms without: a mark.
+
+
+def _mark(name: str) -> Bias:
+    algorithm = build(name)
+    measured, shared, locals_ = engine_rest(algorithm, Q)
+    closed = _closed(name, algorithm, shared, locals_)
+    return Bias(
+        ALGORITHMS[name].__name__,
+        np.array([closed - PROBLEM.best]),
+        np.array([measured]),
+        _settings(name),
+    )
+
+
+def engine_rest(algorithm: Algorithm, q: int, most: int = 2000) -> tuple[float, Any, list[Any]]:
+    """The bias at rest on the library's own engine, and the states it ended in."""
+    run = PROBLEM.run(algorithm, rounds=most, q=q)
+    x, still = float(run.state.shared.x), 0
+    for _ in run:
+        before, x = x, float(run.state.shared.x)
+        still = still + 1 if abs(x - before) < STILL else 0
+        if still == 5:
+            break
+    locals_ = [state.local for state in run.engine.states]  # type: ignore[attr-defined]
+    return x - PROBLEM.best, run.state.shared, locals_
+
+
+def _closed(name: str, algorithm: Any, shared: Any, locals_: list[Any]) -> float:
+    c, a = CLIENTS, algorithm
+    match name:
+        case "fedavg" | "fedadam" | "fedyogi" | "fedadagrad" | "fedams" | "fedglomo":
+            return fixed_points.fedavg(c, Q, a.eta)
+        case "fedcams":  # in one dimension the compressed sign is the number itself
+            return fixed_points.fedavg(c, Q, a.eta)
+        case "scaffold" | "fedpd" | "mime" | "mimeadam":
+            return c.best
+        case "fedprox":
+            return fixed_points.fedprox(c, Q, a.eta, a.mu)
+        case "prsgdm":
+            return fixed_points.prsgdm(c, Q, a.eta, a.beta)
+        case "domo":
+            return fixed_points.domo(c, Q, a.eta, a.mu_l)
+        case "mimelite":
+            return fixed_points.mimelite(c, Q, a.eta, a.beta1)
+        case "localamsgrad":  # vhat, a running maximum, depends on the way; it is read off
+            return fixed_points.local_amsgrad(c, Q, a.eta, a.beta1, float(shared.vhat))
+        case "naive":
+            guess = np.array([float(shared.x), *(float(local.v) for local in locals_)])
+            return fixed_points.naive(c, Q, a.eta, a.beta, a.rho, guess)
+        case _:
+            return float("nan")
+
+
+# The two tables of known numbers.
+
+SHRINKING = (0.1, 0.05, 0.025, 0.0125)
+REFERENCE = ((5, 0.02), (5, 0.1), (10, 0.02), (10, 0.1))
+
+
+def _shrinking() -> Bias:
+    etas, q = np.array(SHRINKING), 10
+    alphas = 20 * etas**2
+    found = rest_of(STEM(Given(etas), Given(alphas)), q, (len(etas),))
+    closed = [fixed_points.stem(CLIENTS, q, e, a) for e, a in zip(etas, alphas, strict=True)]
+    return Bias("STEM", np.array(closed) - PROBLEM.best, found)
+
+
+def _reference() -> Bias:
+    found = [engine_rest(FedAvg(eta), q)[0] for q, eta in REFERENCE]
+    closed = [fixed_points.fedavg(CLIENTS, q, eta) - PROBLEM.best for q, eta in REFERENCE]
+    return Bias("FedAvg", np.array(closed), np.array(found))
+
+
+# Words and pictures.
+
+
+def _alpha_table(alphas: tuple[float, ...], curves: list[Bias]) -> Table:
+    columns, rows = ["alpha"], [[alpha] for alpha in alphas]
+    for curve in curves:
+        columns += [f"{curve.name}, formula", "measured"]
+        for row, c, m in zip(rows, curve.closed, curve.measured, strict=True):
+            row += [float(c), float(m)]
+    return Table(
+        "Bias against alpha",
+        tuple(columns),
+        rows,
+        "FAFED with rho = 1. The last pair is not FAFED: each round's first old gradient is taken "
+        "at the mean of the clients' last iterates, not at each client's own.",
+    )
+
+
+def _algorithm_table(marks: list[Bias]) -> Table:
+    rows = [
+        (
+            mark.name,
+            ", ".join(f"{key} = {value:g}" for key, value in mark.settings.items()),
+            float(mark.closed[0]) if mark.has_closed else None,
+            _clean(mark.measured[0]),
+        )
+        for mark in sorted(marks, key=lambda mark: (round(float(mark.measured[0]), 9), mark.name))
+    ]
+    return Table(
+        "Bias of the others",
+        ("algorithm", "settings", "bias by formula", "measured"),
+        rows,
+        "Settings that are not named are the library's defaults.",
+    )
+
+
+def _claims(
+    alphas: tuple[float, ...], curves: list[Bias], marks: list[Bias], etas: Bias, worst: float
+) -> list[Claim]:
+    at_alpha = {c.name: dict(zip(alphas, c.measured, strict=True)) for c in curves}
+    stem, mean = at_alpha["STEM"], at_alpha["STEM, mean previous iterate"]
+    fafed, low = at_alpha["FAFED"], min(alphas)
+    at_mark = {mark.name: float(mark.measured[0]) for mark in marks}
+    plain = at_mark["FedAvg"]
+    A = fixed_points.fafed_scale(CLIENTS, Q, ETA, 1.0, FAFED().beta, 1.0)
+    slower = fixed_points.fedavg(CLIENTS, Q, ETA / A) - PROBLEM.best
+    same = [
+        ALGORITHMS[name].__name__
+        for name in ("fedadam", "fedyogi", "fedadagrad", "fedams", "fedcams")
+        if abs(at_mark[ALGORITHMS[name].__name__] - plain) < AGREE
+    ]
+    none = [m.name for m in marks if abs(m.measured[0]) < AGREE]
+    order = np.log(etas.measured[-2] / etas.measured[-1]) / np.log(2)
+    return [
+        Claim(
+            "Formulas and measurements agree.",
+            worst < AGREE,
+            f"Over all algorithms and settings the largest difference is {short(worst)}.",
+        ),
+        Claim(
+            "Variance-reduced local steps remove client drift.",
+            abs(stem[low]) < 0.2 * abs(plain),
+            f"FedAvg's bias is {short(plain)}. STEM's, which is FAFED's with A = 1, falls, in the "
+            f"end in proportion to alpha: {short(stem[0.1])} at alpha = 0.1, {short(stem[low])} at "
+            f"{low:g}.",
+            f"Only a small alpha does it: at alpha = 0.9, a value of the paper's grid, the bias is "
+            f"{short(stem[0.9])}, {short(100 * stem[0.9] / plain, 3)} per cent of FedAvg's. With "
+            f"alpha = 20 eta^2 it falls with the power {short(float(order), 3)} of eta in the last "
+            "halving.",
+        ),
+        Claim(
+            "The adaptive matrix removes drift.",
+            abs(fafed[1.0] - slower) > AGREE,
+            f"With alpha = 1 FAFED's bias is {short(fafed[1.0])}, that of FedAvg with the step "
+            f"eta/A, A = {short(A)}. Small alpha, not A, brings it to {short(fafed[low])} at "
+            f"{low:g}. Adaptivity at the server does nothing either: {listing(same)} rest exactly "
+            "where FedAvg does.",
+        ),
+        Claim(
+            "Each client must keep its own last iterate.",
+            abs(mean[low]) > 0.5 * abs(plain),
+            f"With the mean in its place the bias stays at {short(mean[low])} for alpha = {low:g}, "
+            f"against {short(stem[low])}.",
+        ),
+        Claim(
+            "Some methods have no drift at all.",
+            bool(none),
+            f"{listing(none)} have none (below {AGREE:g}).",
+        ),
+    ]
+
+
+def draw(finding: Finding) -> dict[str, Figure]:
+    from matplotlib.ticker import FuncFormatter
+
+    from studies.theory.figures import BLUE, DASH, GREEN, INK, MUTED, RED, name_axes, note, panels
+
+    figure, (left, right) = panels(1, 2, (9.6, 4.0))
+    alphas = np.array(finding.lines["alphas"])
+    curves, marks = finding.lines["curves"], finding.lines["marks"]
+    for curve, hue in zip(curves, (BLUE, GREEN, RED), strict=True):
+        left.loglog(alphas, np.abs(curve.closed), color=hue, linewidth=1.6)
+        left.loglog(alphas, np.abs(curve.measured), "o", color=hue, markersize=4.5)
+    fedavg = next(abs(m.measured[0]) for m in marks if m.name == "FedAvg")
+    left.axhline(fedavg, color=INK, linewidth=1, linestyle=DASH)
+    left.set_ylim(top=0.3)
+    low = alphas.min()
+    note(left, "FedAvg", (low, fedavg * 1.25), INK)
+    note(left, "STEM with the mean previous iterate", (low, fedavg * 0.62), RED)
+    places = {"textcoords": "offset points"}
+    green, blue = (
+        (alpha, abs(float(curves[k].closed[finding.lines["alphas"].index(alpha)])))
+        for k, alpha in ((1, 0.03), (0, 0.1))
+    )
+    note(left, "STEM, or FAFED with A = 1", green, GREEN, xytext=(-8, 2), ha="right", **places)
+    note(left, "FAFED", blue, BLUE, xytext=(9, -5), **places)
+    note(left, "lines: formula, dots: measured", (0.98, 0.06), xycoords="axes fraction", ha="right")
+    for side in (left.xaxis, left.yaxis):
+        side.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+    name_axes(left, "Small alpha removes drift", "alpha", "|bias|")
+
+    rows = [(m.name, m.closed[0], m.measured[0], INK) for m in marks]
+    for k, alpha in enumerate(alphas):
+        if alpha in (0.9, 0.1, 0.01):
+            for curve, hue in zip(curves[:2], (BLUE, GREEN), strict=True):
+                label = f"{curve.name}, alpha = {alpha:g}"
+                rows.append((label, curve.closed[k], curve.measured[k], hue))
+    rows.sort(key=lambda row: (-round(abs(row[2]), 9), row[0]), reverse=True)
+    right.axvline(0, color=MUTED, linewidth=0.8)
+    for place, (_, closed, measured, hue) in enumerate(rows):
+        right.plot([0, measured], [place, place], color=hue, linewidth=0.9, alpha=0.45)
+        right.plot(measured, place, "o", color=hue, markersize=4.5)
+        if not np.isnan(closed):
+            right.plot(closed, place, "o", color=hue, markersize=8, fillstyle="none", mew=0.8)
+    right.set_yticks(range(len(rows)), [row[0] for row in rows], fontsize=7.5)
+    for tick, row in zip(right.get_yticklabels(), rows, strict=True):
+        tick.set_color(row[3])
+    right.grid(False)
+    right.grid(True, axis="x")
+    right.set_ylim(-0.7, len(rows) - 0.3)
+    name_axes(right, "Bias of every algorithm", "Bias; rings: formula, dots: measured")
+    return {NAME: figure}

@@ -1,0 +1,42 @@
+"""Measure every federated algorithm on one small job, and write docs/which-algorithm.md from it.
+
+    python -m studies.which_algorithm                 # measures, then renders: a quarter of an hour
+    python -m studies.which_algorithm --render-only   # renders results.json again
+
+The job is in configs/. Runs live below --runs (runs/which-algorithm); what is
+finished is not run again, so the command can be stopped and started at will.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from pathlib import Path
+
+from studies.which_algorithm.figure import draw
+from studies.which_algorithm.measuring import ROOT, measure
+from studies.which_algorithm.page import render
+from studies.which_algorithm.results import PAGE, PICTURE, RESULTS, Results
+
+# FAFED and STEM warn in every round of "partial" that they start their estimate anew; here that is
+# no news. At the top of the file, because worker processes import it.
+logging.getLogger("fafed").setLevel(logging.ERROR)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "which-algorithm")
+    parser.add_argument("-j", "--jobs", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--render-only", action="store_true", help="measure nothing")
+    options = parser.parse_args()
+    if not options.render_only:
+        results = measure(options.runs, options.jobs)
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    found = Results(json.loads(RESULTS.read_text("utf-8")))
+    PAGE.write_text(render(found), "utf-8")
+    draw(found, PICTURE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""docs/which-algorithm.md says what the results of the study say, about every method."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+from small import experiment, write_data
+
+from fafed import ALGORITHMS
+from fafed.experiment import Experiment
+from fafed.rundir import RunDir, execute
+from fafed.tuning import space
+from studies.which_algorithm import measuring
+from studies.which_algorithm.figure import draw
+from studies.which_algorithm.page import render
+from studies.which_algorithm.results import (
+    ALIKE,
+    PAGE,
+    PARTIAL,
+    PICTURE,
+    RESULTS,
+    SKEWED,
+    Results,
+    job,
+)
+
+
+@pytest.fixture(scope="module")
+def results():
+    return Results(json.loads(RESULTS.read_text("utf-8")))
+
+
+def test_the_page_is_the_one_that_the_results_give(results):
+    page = PAGE.read_text("utf-8")
+    assert page == render(results), "python -m studies.which_algorithm --render-only"
+    assert f"(images/{PICTURE.name})" in page
+    assert PICTURE.is_file()
+
+
+def test_every_federated_method_was_measured(results):
+    federated = {name for name, cls in ALGORITHMS.items() if cls().population is None}
+    for part in (SKEWED, ALIKE):
+        assert set(results.parts[part]) == federated
+    assert federated - set(results.parts[PARTIAL]) == {"fedpd"}
+
+
+def test_every_method_had_the_same_number_of_trials(results):
+    for part, target in measuring.TARGETS.items():
+        file = job(part)
+        assert results.content["targets"][part] == target
+        for name in file.search:
+            tried = [tuple(t["step"].items()) for t in results.parts[part][name]["trials"]]
+            assert len(tried) == 4
+            assert tried == measuring._grid(file, name)
+            assert tuple(results.parts[part][name]["step"].items()) in tried
+            assert len(space(file, name)) == 1
+
+
+def test_the_chosen_step_has_the_lowest_training_loss(results):
+    for entries in results.parts.values():
+        for entry in entries.values():
+            trials = [t for t in entry.get("trials", []) if t["train_loss"] is not None]
+            if trials:
+                assert entry["step"] == min(trials, key=lambda t: t["train_loss"])["step"]
+
+
+def test_other_numbers_give_another_page(results):
+    content = copy.deepcopy(results.content)
+    content["measured"]["skewed"]["domo"]["accuracy"] = [0.9, 0.9, 0.9]
+    changed = Results(content)
+    changed.cards = results.cards
+    assert "90.0 ± 0.0 %" in render(changed)
+
+
+def test_a_finding_that_the_numbers_do_not_bear_out_is_left_out(results):
+    content = copy.deepcopy(results.content)
+    finding = "Correcting drift pays where there is drift"
+    assert finding in render(results)
+    fedavg = content["measured"]["skewed"]["fedavg"]
+    content["measured"]["skewed"]["scaffold"], content["measured"]["skewed"]["fedavg"] = (
+        fedavg,
+        content["measured"]["skewed"]["scaffold"],
+    )
+    swapped = Results(content)
+    swapped.cards = results.cards
+    assert finding not in render(swapped)
+
+
+def test_the_picture_is_drawn(results, tmp_path):
+    draw(results, tmp_path / "images" / "picture.svg")
+    assert "LocalAMSGrad" in (tmp_path / "images" / "picture.svg").read_text("utf-8")
+
+
+def test_measuring_on_a_tiny_job(tmp_path, monkeypatch):
+    data = tmp_path / "data"
+    write_data(data)
+    plain = experiment(data, rounds=2, algorithm={"name": "fedavg"})
+    grids = {"search": {"fedavg": {"eta": [0.001, 0.1]}, "scaffold": {"eta": [0.02, 0.1]}}}
+    half = {"participation": 0.5, "settings": {"scaffold": {"wire": "full"}}}
+    for part in measuring.TARGETS:
+        content = plain | {"name": part} | (half if part == PARTIAL else grids)
+        text = Experiment.of(content).to_toml()
+        (tmp_path / f"{part}.toml").write_text(text, "utf-8")
+    ran = []
+
+    def in_this_process(experiments, root, jobs):
+        places = [RunDir.of(e, root) for e in experiments]
+        for e, place in zip(experiments, places, strict=True):
+            if not place.finished():
+                ran.append(place)
+                execute(e, place)
+        return places
+
+    monkeypatch.setattr(measuring, "EXPERIMENTS", tmp_path)
+    monkeypatch.setattr(measuring, "run_all", in_this_process)
+    found = measuring.measure(tmp_path / "runs", jobs=1)
+    fedavg = found["measured"]["iid"]["fedavg"]
+    assert fedavg["step"] == {"eta": 0.1}
+    assert len(fedavg["accuracy"]) == len(measuring.SEEDS)
+    assert fedavg["default"] is not None
+    assert (
+        found["measured"]["partial"]["scaffold"]["step"]
+        == (found["measured"]["skewed"]["scaffold"]["step"])
+    )
+    count = len(ran)
+    assert count == 3 * (3 + 3 + 3 * 2) + 3 * 2
+    assert measuring.measure(tmp_path / "runs", jobs=1) == found
+    assert len(ran) == count
