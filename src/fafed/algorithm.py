@@ -149,6 +149,13 @@ class Algorithm(ABC):
                     )
 
 
+def exchanges_of_round(algorithm: Algorithm, *, opening: bool) -> tuple[Exchange, ...]:
+    """The exchanges of one round, in order. The opening ones are made once, at the start of the
+    first round in which a client answers: `opening` says whether this is that round."""
+    first = algorithm.opening() if opening else ()
+    return (*first, *algorithm.exchanges())
+
+
 # Hyper-parameters: a default, what is allowed, and a line for people.
 
 
