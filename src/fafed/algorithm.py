@@ -31,6 +31,12 @@ class Batch(NamedTuple):
     key: Tensor  # int64 scalar: dropout masks and whatever else the model draws
     fresh: Tensor  # bool scalar: a recurrent model starts from its initial state
     step: bool = True  # False for an anchor or a full pass, which leave no recurrent state behind
+    moves_buffers: bool = True  # False for those too, unless a step is made with them
+
+    def for_step(self) -> Batch:
+        """An anchor or a full pass with whose gradient a step is made: buffers such as BatchNorm's
+        statistics move with it, as they do with a step's own batch."""
+        return self._replace(moves_buffers=True)
 
     def redrawn(self) -> Batch:
         """The same sample with other dropout masks: what the same-sample rule forbids."""
