@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import fafed
 from fafed.algorithm import Batch
-from fafed.data.batches import Examples
+from fafed.data.batches import Examples, examples_of
 from fafed.objective import Memory, Model
 from fafed.randomness import KeyedDropout, keep_mask
 from fafed.training import build
@@ -279,6 +279,37 @@ def test_batch_norm_statistics(engine):
     assert int(found["2.num_batches_tracked"]) == 3
     trained = objective.predict(run.state.shared.x, run.state.buffers)
     assert torch.equal(trained[2].running_mean, found["2.running_mean"])
+
+
+EXTRA_PASSES = {
+    "scaffold": [{"control": "full", "wire": "full"}, {"control": "batch", "wire": "full"}],
+    "mime": [{"anchor": "batch"}, {"base": "adagrad"}],
+    "mimelite": [{"anchor": "batch"}, {"cold_start": True}],
+    "mimeadam": [{"anchor": "batch"}],
+    "fedglomo": [{"anchor": "batch"}, {"anchor": "full"}],
+    "fedpd": [{"oracle": "II"}],
+    "spider": [{"anchor": "batch"}],
+    "localamsgrad": [{"warm_share": False}],
+}
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [(n, s) for n in fafed.ALGORITHMS for s in [{}, *EXTRA_PASSES.get(n, [])]],
+)
+def test_buffers_move_once_per_step(name, settings, engine):
+    """And with the opening step of FAFED and STEM, which is one."""
+    algorithm = fafed.ALGORITHMS[name](**settings)
+    clients = [tuple(batch(12, seed=s).data) for s in range(algorithm.population or 2)]
+    objective = Model(net(nn.BatchNorm1d(10)), F.cross_entropy)
+    source = examples_of(clients, batch_size=4, anchor_size=4)
+    for q in (1, 3):
+        run = build(algorithm, objective, source, rounds=2, local_steps=q, engine=engine)
+        list(run)
+        buffers = dict(zip(objective.buffer_names, run.state.buffers, strict=True))
+        opening = name in ("fafed", "stem")
+        assert int(buffers["2.num_batches_tracked"]) == 2 * q + opening
 
 
 def test_buffers_travel_and_are_counted():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from paper.fedavg import fedavg
+from problem import Problem, close
 
 import fafed
 from fafed.schedules import Power, TheoryMomentum, TheoryStep, at
@@ -14,6 +16,20 @@ def test_power_in_its_three_units():
     assert float(Power(1.0, 1.0)(t)) == pytest.approx(7461 ** (-1 / 3))
     assert float(Power(20.0, 1.0, every=186)(t)) == pytest.approx(20 * 41 ** (-1 / 3))
     assert Power()(torch.tensor(0)).dtype == torch.float64
+
+
+def test_power_by_rounds_or_epochs_falls_after_a_whole_one():
+    by_step = [float(Power(exponent=1.0)(torch.tensor(t))) for t in range(4)]
+    assert by_step == [1, 1 / 2, 1 / 3, 1 / 4]
+    by_three = [float(Power(exponent=1.0, every=3)(torch.tensor(t))) for t in range(8)]
+    assert by_three == [1, 1, 1, 1, 1 / 2, 1 / 2, 1 / 2, 1 / 3]
+
+
+def test_all_steps_of_a_round_have_the_step_size_of_the_round():
+    p, q = Problem(3), 4
+    found = p.xs(fafed.FedAvg(eta=Power(0.1, every=q, exponent=1.0)), q, 3)
+    expected = fedavg(p.x0, p.g, [1 / 3] * 3, q, 3, lambda t: 0.1 / (1 + (t - 1) // q))
+    close(found, torch.stack(expected))
 
 
 def test_theory_is_constant_until_t_is_huge():

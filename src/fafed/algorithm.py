@@ -31,6 +31,12 @@ class Batch(NamedTuple):
     key: Tensor  # int64 scalar: dropout masks and whatever else the model draws
     fresh: Tensor  # bool scalar: a recurrent model starts from its initial state
     step: bool = True  # False for an anchor or a full pass, which leave no recurrent state behind
+    moves_buffers: bool = True  # False for those too, unless a step is made with them
+
+    def for_step(self) -> Batch:
+        """An anchor or a full pass with whose gradient a step is made: buffers such as BatchNorm's
+        statistics move with it, as they do with a step's own batch."""
+        return self._replace(moves_buffers=True)
 
     def redrawn(self) -> Batch:
         """The same sample with other dropout masks: what the same-sample rule forbids."""
@@ -147,6 +153,13 @@ class Algorithm(ABC):
                         f"{type(self).__name__}.{f.name} must be {rule}, got {value!r}: "
                         f"{f.metadata['about']}"
                     )
+
+
+def exchanges_of_round(algorithm: Algorithm, *, opening: bool) -> tuple[Exchange, ...]:
+    """The exchanges of one round, in order. The opening ones are made once, at the start of the
+    first round in which a client answers: `opening` says whether this is that round."""
+    first = algorithm.opening() if opening else ()
+    return (*first, *algorithm.exchanges())
 
 
 # Hyper-parameters: a default, what is allowed, and a line for people.

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fafed.algorithm import Algorithm
+from fafed.algorithm import Algorithm, exchanges_of_round
 from fafed.cohort import Cohort
 from fafed.engines.contract import Engine, Forgotten, NotFinite
 from fafed.errors import ConfigError, FafedError
@@ -134,13 +134,14 @@ class Run:
         number = self.state.round + 1
         step = self.state.round * self.local_steps
         shared, buffers, totals = self.state.shared, self.state.buffers, self.state.totals
-        opening = () if totals.samples else self.algorithm.opening()  # nobody has answered yet
+        opening = totals.samples == 0  # nobody has answered yet
+        exchanges = exchanges_of_round(self.algorithm, opening=opening) if clients else ()
         if clients and not opening and invited != self.state.members:
             shared = self._regrouped(shared, number)
         loss, first = None, True
-        for exchange in (*opening, *self.algorithm.exchanges()) if clients else ():
+        for exchange in exchanges:
             try:
-                reply = self.engine.deliver(exchange, shared, buffers, clients, step)
+                reply = self.engine.deliver(exchange, shared, buffers, clients, step, opening)
                 if reply.answered not in (None, clients):
                     clients = self._without_absent(reply.answered, clients, number, first)
                 shared, first = exchange.server(shared, reply.mean, reply.trip), False
@@ -196,7 +197,7 @@ class Run:
 
     def _regrouped(self, shared: Any, number: int) -> Any:
         new = self.algorithm.regroup(shared)
-        if new is not shared and self.state.round:
+        if new is not shared:
             log.warning(
                 "round %d: the clients changed, %s starts its estimate anew "
                 "(its analysis assumes the same clients in every round)",

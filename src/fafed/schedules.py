@@ -50,10 +50,12 @@ def _real(t: Tensor | int) -> Tensor:
 
 @dataclass(frozen=True)
 class Power(Schedule):
-    """kappa / (w + u)^exponent with u = floor(t / every).
+    """kappa / (w + u)^exponent, where u counts steps, or what is finished before step t.
 
-    `every` is the unit of u in steps: 1 for steps, q for rounds, the number of batches in a
-    client's data for epochs (what the paper's language model does).
+    `every` is the unit of u in steps: q for rounds, the number of batches in a client's data for
+    epochs (what the paper's language model does). Then u = floor((t - 1) / every): 0 for the
+    first `every` steps, 1 for the next, and so on; the opening step t = 0 has u = 0. With
+    `every` = 1 the step itself counts, as in the paper: u = t.
     """
 
     kappa: float = 1.0
@@ -62,7 +64,9 @@ class Power(Schedule):
     exponent: float = 1 / 3
 
     def __call__(self, t: Tensor) -> Tensor:
-        u = torch.as_tensor(t) // self.every
+        u = torch.as_tensor(t)
+        if self.every > 1:
+            u = (u - 1).clamp(min=0) // self.every
         return self.kappa / (self.w + _real(u)) ** self.exponent
 
 

@@ -10,8 +10,10 @@ from silo_tools import NAMES, federation, final, run
 from small import experiment, write_data
 
 from fafed import ALGORITHMS
+from fafed.cohort import Cohort
 from fafed.experiment import Experiment
 from fafed.rundir import RunDir, execute
+from fafed.silos.server import TooFew
 from fafed.silos.site import Site
 from fafed.silos.worker import Worker
 
@@ -99,3 +101,45 @@ def test_a_new_process_for_every_message(tmp_path):
 
     there = run(found, tmp_path, wire, forget)
     assert torch.equal(final(here), final(there))
+
+
+def lost_seed(rounds):
+    """A seed with which nobody answers in round 1, and somebody does later."""
+    for seed in range(1000):
+        cohort = Cohort(3, failure=0.7, seed=seed)
+        there = [cohort.answering(r, cohort.invited(r)) for r in range(1, rounds + 1)]
+        if not there[0] and there[1] and there[2]:
+            return seed
+    raise AssertionError("no such seed")
+
+
+@pytest.mark.parametrize("name", ["fafed", "mimeadam"])
+def test_a_run_opens_in_the_first_round_in_which_a_silo_answers(name, tmp_path):
+    found = small(tmp_path, name, failure=0.7, seed=lost_seed(3))
+    here = simulated(found, tmp_path)
+    there = run(found, tmp_path, federation(tmp_path, **allowed(tmp_path)))
+    assert here.records()[0].clients == 0
+    assert torch.equal(final(here), final(there))
+    for a, b in zip(here.records(), there.records(), strict=True):
+        assert (a.clients, a.samples, a.bytes_up) == (b.clients, b.samples, b.bytes_up)
+        assert a.train_loss == b.train_loss
+
+
+@pytest.mark.parametrize("opening", [None, 1, "yes"])
+def test_a_silo_refuses_a_round_that_does_not_say_whether_it_opens_the_run(opening, tmp_path):
+    found = small(tmp_path)
+    wire = federation(tmp_path, **allowed(tmp_path))
+    ask = wire.ask
+
+    def spoilt(requests, *rest):
+        for silo, request in requests.items():
+            head = json.loads(request.head)
+            if head["kind"] == "visit":
+                head["facts"]["opening"] = opening
+            requests[silo] = request._replace(head=json.dumps(head).encode())
+        return ask(requests, *rest)
+
+    wire.ask = spoilt
+    with pytest.raises(TooFew):
+        run(found, tmp_path, wire)
+    assert "opening is" in (tmp_path / "a" / "log.txt").read_text()

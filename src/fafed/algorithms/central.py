@@ -235,7 +235,8 @@ class SPIDER(Central):
         before = v = x
         for n, batch in enumerate(batches, start=1):
             if n == 1:
-                v = grad(x, batches.full if self.anchor == "full" else batches.anchor)
+                first = batches.full if self.anchor == "full" else batches.anchor
+                v = grad(x, first.for_step())
             else:
                 v = v + grad(x, batch) - grad(before, batch)
             move = v

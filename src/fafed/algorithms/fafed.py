@@ -158,7 +158,7 @@ class FAFED(Algorithm):
     def estimate(
         self, grad: Grad, down: Opening, local: Local, batches: Batches
     ) -> tuple[Local, Estimate]:
-        g = grad(down.x, batches.anchor)
+        g = grad(down.x, batches.anchor.for_step())
         return local, Estimate(g, self.sent(self.collect(None, g)))
 
     def first_step(self, shared: Shared, mean: Estimate, trip: Trip) -> Shared:

@@ -104,9 +104,9 @@ class FedGLOMO(Algorithm):
     def first(self, batch: Batch, batches: Batches) -> Batch:
         match self.anchor:
             case "batch":
-                return batches.anchor
+                return batches.anchor.for_step()
             case "full":
-                return batches.full
+                return batches.full.for_step()
             case _:
                 return batch
 

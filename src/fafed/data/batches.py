@@ -106,11 +106,11 @@ class ClientBatches:
 
     @property
     def anchor(self) -> Batch:
-        return self._batch(self.draws.anchor, 0)._replace(step=False)
+        return self._batch(self.draws.anchor, 0)._replace(step=False, moves_buffers=False)
 
     @property
     def full(self) -> Batch:
-        return self._batch(self.draws.full, 0)._replace(step=False)
+        return self._batch(self.draws.full, 0)._replace(step=False, moves_buffers=False)
 
     def _batch(self, drawn: Drawn, k: int) -> Batch:
         return Batch(self.gather(drawn.rows[k]), drawn.key[k], drawn.fresh[k])

@@ -41,6 +41,12 @@ class Oracle:
     The first evaluation on a batch is the one at the current point: it alone moves buffers and
     recurrent state and counts for the loss; a second one (at the previous point) starts from the
     same memory and leaves it as it was.
+
+    Buffers move once per step, whatever else an algorithm evaluates. An anchor or a full pass
+    (SCAFFOLD's option I, Mime, the openings of MimeLite and local AMSGrad) leaves them alone. Where
+    a step is made with such a pass, it is the step's own evaluation and moves them: the opening
+    step of FAFED and STEM, the first step of a round in SPIDER and, with its anchor, Fed-GLOMO. The
+    algorithm says so with `Batch.for_step`.
     """
 
     def __init__(self, objective: Objective, memory: Memory, *, engine: str) -> None:
@@ -60,8 +66,11 @@ class Oracle:
         start = self.before if batch.step else self.before._replace(hidden=())
         found = self.objective.evaluate(x, batch, start, engine=self.engine)
         if current:
-            hidden = found.memory.hidden if batch.step else self.before.hidden
-            self.after = Memory(found.memory.buffers, hidden)
+            moved, kept = found.memory, self.before
+            self.after = Memory(
+                moved.buffers if batch.moves_buffers else kept.buffers,
+                moved.hidden if batch.step else kept.hidden,
+            )
             (self.losses if batch.step else self.other_losses).append(found.loss)
         self.evaluations += 1
         self.samples += len(tree.leaves(batch.data)[0])

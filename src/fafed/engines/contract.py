@@ -25,8 +25,10 @@ class Engine(Protocol):
         buffers: tuple[Tensor, ...],
         clients: Sequence[int],
         step: int,
+        opening: bool,
     ) -> Reply:
-        """Carry the exchange to these clients; local steps step+1 .. step+q are theirs."""
+        """Carry the exchange to these clients; local steps step+1 .. step+q are theirs. `opening`:
+        this round begins with the algorithm's opening exchanges."""
 
     def commit(self) -> None:
         """The round is over: what the clients keep of its exchanges is theirs from now on."""

@@ -54,6 +54,7 @@ class Distributed:
         buffers: tuple[Tensor, ...],
         clients: Sequence[int],
         step: int,
+        opening: bool,
     ) -> Reply:
         """Carry the exchange to these clients; local steps step+1 .. step+q are theirs."""
         own = [client for client in clients if self.ranks.hosts(client)]

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fafed import tree
-from fafed.algorithm import Algorithm, Exchange
+from fafed.algorithm import Algorithm, Exchange, exchanges_of_round
 from fafed.allocation import return_memory
 from fafed.data.batches import ClientBatches, Draws, Source, draw_stacked
 from fafed.engines.client import ClientState, check, visit
@@ -129,6 +129,7 @@ class Simulation:
         buffers: tuple[Tensor, ...],
         clients: Sequence[int],
         step: int,
+        opening: bool,
     ) -> Reply:
         """Carry the exchange to these clients; local steps step+1 .. step+q are theirs."""
         return self.reply(exchange, self.collect(exchange, shared, buffers, clients, step), clients)
@@ -356,7 +357,7 @@ class Simulation:
         return None
 
     def _exchanges(self) -> tuple[Exchange, ...]:
-        return (*self.algorithm.opening(), *self.algorithm.exchanges())
+        return exchanges_of_round(self.algorithm, opening=True)
 
     def _first_batch(self, client: int) -> Draws:
         return self.source.draw(("round",), client, 0, 1)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fafed import __version__, preparation, tree
-from fafed.algorithm import Algorithm, Exchange
+from fafed.algorithm import Algorithm, Exchange, exchanges_of_round
 from fafed.data.batches import ClientBatches, Source
 from fafed.data.checks import check_labels
 from fafed.engines.client import ClientState, check, visit
@@ -135,7 +135,7 @@ class Worker:
     ) -> tuple[str, dict[str, Any], Packed]:
         part = self._part(place.run)
         algorithm = self._algorithm(place.run, part, facts)
-        exchange = _exchange(algorithm, part.experiment, place)
+        exchange = _exchange(algorithm, part.experiment, place, facts.get("opening"))
         like = (_sent(algorithm, exchange, part.goal.x0), part.goal.start().buffers)
         expected = {n: (None, dtype) for n, (_, dtype) in messages.shapes(like).items()}
         found = messages.read(request, place, {"visit": {**expected}}, self.site.limit)
@@ -221,9 +221,12 @@ def _plan(facts: dict[str, Any]) -> Plan:
     return Plan(facts["experiment"], client, clients)
 
 
-def _exchange(algorithm: Algorithm, experiment: Experiment, place: Place) -> Exchange:
-    opening = algorithm.opening() if place.round == 1 else ()
-    exchanges = (*opening, *algorithm.exchanges())
+def _exchange(
+    algorithm: Algorithm, experiment: Experiment, place: Place, opening: object
+) -> Exchange:
+    if not isinstance(opening, bool):
+        raise Refused(f"opening is {str(opening)[:80]!r}, it must be true or false")
+    exchanges = exchanges_of_round(algorithm, opening=opening)
     if not (1 <= place.round <= experiment.rounds and 0 <= place.exchange < len(exchanges)):
         raise Refused(f"there is no exchange {place.exchange} of round {place.round}")
     return exchanges[place.exchange]
