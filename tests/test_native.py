@@ -153,6 +153,38 @@ def test_tanh(dtype):
     torch.testing.assert_close(got, want, rtol=4 * torch.finfo(dtype).eps, atol=0)
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tanh_of_what_is_no_number_or_infinite(dtype, value):
+    module = nn.Sequential(nn.Linear(1, 19, bias=False), nn.Tanh()).to(dtype)
+    known = recognised(module, F.cross_entropy)
+    z = torch.full((3, 1), 0.5, dtype=dtype)
+    z[1] = value
+    got = known.outputs(torch.ones(19, dtype=dtype), z)
+    torch.testing.assert_close(got, torch.tanh(z).expand(3, 19), equal_nan=True)
+
+
+@pytest.mark.parametrize("tied", ["all four", "lower two"])
+@pytest.mark.parametrize("channels", [1, 40])  # gradients spread in place, and gathered
+@pytest.mark.parametrize("activation", [[], [nn.Tanh()], [nn.ReLU()]])
+def test_of_tied_values_a_pool_takes_the_first(channels, activation, tied):
+    """A convolution that sees nothing, or every second row, of patches that differ elsewhere."""
+    layers = [nn.Conv2d(channels, 3, 3, padding=1), nn.MaxPool2d(2), *activation]
+    module = nn.Sequential(*layers, nn.Flatten(), nn.Linear(3 * 4 * 5, 4)).double()
+    torch.manual_seed(0)
+    inputs, targets = -torch.rand(6, channels, 8, 10).double(), torch.randint(4, (6,))
+    with torch.no_grad():
+        module[0].weight.zero_()
+        if tied == "lower two":
+            inputs[:, 0, 1::2] = 1
+            module[0].weight[:, 0, 1, 1] = 1
+        module[0].bias.fill_(0.5)
+    x = flat(module)
+    want, _, _ = by_autograd(module, x, inputs, targets)
+    g, _ = recognised(module, F.cross_entropy).gradient(x, inputs, targets)
+    torch.testing.assert_close(g, want, rtol=1e-11, atol=1e-13)
+
+
 @pytest.mark.parametrize("place", ["weights", "inputs"])
 def test_what_is_not_a_number_stays_so(place):
     known = recognised(FashionCNN(), F.cross_entropy)
@@ -252,6 +284,14 @@ def test_anything_else_is_left_to_torch(module):
 
 def test_another_loss_is_left_to_torch():
     assert recognised(nn.Sequential(nn.Linear(3, 2)), F.mse_loss) is None
+
+
+@pytest.mark.parametrize("shape", [(1, 14, 14), (3, 2, 9), (2, 14, 14), (3, 15)])
+def test_images_of_another_shape_are_refused(shape):
+    layers = nn.Conv2d(3, 2, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 4)
+    known = recognised(nn.Sequential(*layers), F.cross_entropy)
+    with pytest.raises(ValueError, match="cannot take"):
+        known.outputs(torch.zeros(known.parameters), torch.zeros(2, *shape))
 
 
 def test_strange_batches_are_left_to_torch():

@@ -65,13 +65,41 @@ def _library(compiler: list[str], double: bool) -> ctypes.CDLL:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:  # no home to write to: for this process alone
         folder = Path(tempfile.mkdtemp(prefix="fafed-"))
-    path = folder / f"{key[:32]}.so"
-    if not path.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            new = Path(scratch, "fafed.so")
-            _call([*compiler, *flags, *map(str, SOURCES), "-o", str(new), "-lm"])
-            new.replace(path)
+    whole = [path for path in folder.glob(f"{key[:32]}-*.so") if _whole(path)]
+    path = whole[0] if whole else _compiled(compiler, flags, folder, key[:32])
     return _typed(ctypes.CDLL(str(path)))
+
+
+def _compiled(compiler: list[str], flags: list[str], folder: Path, key: str) -> Path:
+    """A new library, under a name that says what is in it."""
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        new = Path(scratch, "fafed.so")
+        _call([*compiler, *flags, *map(str, SOURCES), "-o", str(new), "-lm"])
+        path = folder / f"{key}-{_digest(new)}.so"
+        _to_disk(new)
+        new.replace(path)
+    return path
+
+
+def _to_disk(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:32]
+
+
+def _whole(path: Path) -> bool:
+    """Whether a library is as it was made. One that is not is removed: to load a file that was cut
+    short, by a full disk or a power cut, may end the process."""
+    try:
+        if path.stem.endswith(f"-{_digest(path)}"):
+            return True
+        path.unlink()
+    except OSError:
+        pass
+    return False
 
 
 def _typed(lib: ctypes.CDLL) -> ctypes.CDLL:

@@ -241,14 +241,13 @@ static real sum_of(const real *a, int64_t n) {
 
 /* --- activations ----------------------------------------------------------------------------- */
 
-/* (e^2x - 1) / (e^2x + 1), without cancellation */
+/* (e^2x - 1) / (e^2x + 1), without cancellation. What is not a number is left as it is. */
 INLINE real tanh_of(real x) {
-    x = x > 20 ? 20 : x;
-    x = x < -20 ? -20 : x;
+    const real above = x > -20 ? x : -20, inside = above < 20 ? above : 20;
     real r;
-    const real s = exponential(2 * x, &r);
+    const real s = exponential(2 * inside, &r);
     const real less = s * r + (s - 1);
-    return less / (less + 2);
+    return x == x ? less / (less + 2) : x;
 }
 
 static void activate(int kind, real *y, int64_t n) {

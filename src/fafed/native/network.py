@@ -49,25 +49,23 @@ class Layer(ctypes.Structure):
 
 
 def recognised(module: nn.Module, loss: Any) -> Network | None:
-    """The network, if it is one that network.c can do; else None."""
-    if type(module) is nn.Linear:
-        module = nn.Sequential(module)
-    if loss is not F.cross_entropy or not isinstance(module, nn.Sequential):
+    """The network, if it is one that network.c can do; else None. Nothing of it may be other than
+    torch made it: neither the layers, nor their parameters, nor the code that runs them."""
+    if loss is not F.cross_entropy or not _from_torch(loss, F) or _hooked_globally():
         return None
-    if type(module).forward is not nn.Sequential.forward or _hooked(module):
+    layers = _layers_of(module)
+    if not layers or not all(map(_untouched, {module, *layers})):
         return None
-    x = next(module.parameters(), None)
-    if x is None or x.device.type != "cpu" or x.dtype not in build.DOUBLE:
+    steps = _steps(layers)
+    if steps is None or len(steps) > LAYERS or not all(_plain_parameters(s.module) for s in steps):
         return None
-    if not all(p.requires_grad for p in module.parameters()) or list(module.buffers()):
+    mine = [p for s in steps for p in s.module.parameters()]
+    if len({id(p) for p in mine}) < len(mine) or not all(p.requires_grad for p in mine):
         return None
-    steps = _steps(module)
-    if steps is None or len(steps) > LAYERS:
+    kinds = {(p.device.type, p.dtype) for p in mine}
+    if len(kinds) > 1 or not kinds <= {("cpu", dtype) for dtype in build.DOUBLE}:
         return None
-    network = Network(steps, flattens=any(isinstance(m, nn.Flatten) for m in module))
-    # Shared weights, or parameters that are no layer's: the vector is not the layers' in order.
-    mine = sum(p.numel() for p in module.parameters())
-    return network if network.parameters == mine else None
+    return Network(steps, flattens=any(isinstance(m, nn.Flatten) for m in layers))
 
 
 class Network:
@@ -249,6 +247,7 @@ def _refuse(wrong: int, targets: Tensor) -> None:
 def _layers(steps: list[Step], shape: torch.Size) -> Iterable[Layer]:
     """With the sizes that an example of this shape gives them."""
     height, width = shape[-2:] if len(shape) == 3 else (0, 0)
+    channels = shape[0] if shape else 0
     numbers, start = shape.numel(), 0
     for module, activation in steps:
         end = start + module.weight.numel()
@@ -262,16 +261,18 @@ def _layers(steps: list[Step], shape: torch.Size) -> Iterable[Layer]:
             numbers = out
         else:
             kernel, padding = module.kernel_size[0], int(module.padding[0])
+            if len(shape) != 3 or inputs != channels or min(height, width) + 2 * padding <= kernel:
+                raise ValueError(f"{module} cannot take examples of {tuple(shape)}")
             yield Layer(
                 CONVOLUTION, activation, inputs, out, kernel, padding, height, width, *place
             )
             height, width = ((side + 2 * padding - kernel + 1) // 2 for side in (height, width))
-            numbers = out * height * width
+            channels, numbers = out, out * height * width
 
 
-def _steps(module: nn.Sequential) -> list[Step] | None:
+def _steps(layers: list[nn.Module]) -> list[Step] | None:
     """(convolution, pool)* flatten? matrix+, with an activation after each, or None."""
-    rest: deque[Any] = deque(module)
+    rest: deque[Any] = deque(layers)
     steps: list[Step] = []
     while rest and type(rest[0]) is nn.Conv2d:
         conv = rest.popleft()
@@ -322,7 +323,63 @@ def _halves(module: nn.Module) -> bool:
     )
 
 
-def _hooked(module: nn.Module) -> bool:
-    return any(
-        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in module.modules()
-    )
+# Whether torch itself would run a module, and nothing else.
+
+KNOWN = (nn.Linear, nn.Conv2d, nn.MaxPool2d, nn.Flatten, nn.Tanh, nn.ReLU)
+RUNS = ("forward", "__call__", "_call_impl", "_wrapped_call_impl", "__getattr__")  # a module
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+NEW = {"__doc__", "__init__", "__module__", "__annotations__"}  # what a subclass may define
+
+
+def _layers_of(module: nn.Module) -> list[nn.Module] | None:
+    """Those of a Sequential whose class adds nothing but names and a way to make it, or the layer
+    itself."""
+    if type(module) is nn.Linear:
+        return [module]
+    if not isinstance(module, nn.Sequential):
+        return None
+    torchs = {*dir(nn.Sequential), *vars(nn.Sequential())}
+    for cls in type(module).__mro__[: type(module).__mro__.index(nn.Sequential)]:
+        if set(vars(cls)) & torchs - NEW:
+            return None
+    layers = list(module._modules.values())
+    if module._parameters or any(type(layer) not in KNOWN for layer in layers):
+        return None
+    return layers
+
+
+def _untouched(module: nn.Module) -> bool:
+    """No hooks, no buffers, nothing of the class replaced on the instance, and the code is torch's,
+    also if someone has changed the class."""
+    cls = type(module)
+    if module._buffers or any(getattr(module, hooks) for hooks in HOOKS):
+        return False
+    if set(vars(module)) & set(dir(cls)):
+        return False
+    names = (*RUNS, "_conv_forward") if cls is nn.Conv2d else RUNS
+    names = (*names, "__iter__") if isinstance(module, nn.Sequential) else names
+    return all(_from_torch(getattr(cls, name), nn) for name in names)
+
+
+def _plain_parameters(layer: nn.Conv2d | nn.Linear) -> bool:
+    """A weight and then a bias, or none, of the layer's own shape: so they lie in the vector."""
+    if tuple(layer._parameters) != ("weight", "bias") or layer._modules:
+        return False
+    if isinstance(layer, nn.Linear):
+        shape: tuple[int, ...] = (layer.out_features, layer.in_features)
+    else:
+        shape = (layer.out_channels, layer.in_channels, *layer.kernel_size)
+    own = list(layer.parameters())
+    if any(type(p) is not nn.Parameter or p.layout is not torch.strided for p in own):
+        return False
+    return layer.weight.shape == shape and (layer.bias is None or layer.bias.shape == shape[:1])
+
+
+def _from_torch(function: Any, home: Any) -> bool:
+    """Whether a function was defined in torch.nn; its name alone can be a copy."""
+    name = getattr(function, "__globals__", {}).get("__name__", "")
+    return bool(name == home.__name__ or name.startswith("torch.nn.modules."))
+
+
+def _hooked_globally() -> bool:
+    return any(getattr(nn.modules.module, f"_global{hooks}", None) for hooks in HOOKS)

@@ -68,10 +68,10 @@ static void exponentials(int64_t words, real *logits, int64_t row, real *tops, r
     const real least = sizeof(real) == 4 ? -87 : -708;
     for (int64_t i = 0; i < words; i++)
         for (int p = 0; p < PANEL; p++) {
-            real x = logits[i * row + p] - tops[p], r;
-            x = x < least ? least : x;
-            const real s = exponential(x, &r);
-            logits[i * row + p] = s + s * r;
+            const real x = logits[i * row + p] - tops[p];
+            real r;
+            const real s = exponential(x > least ? x : least, &r);
+            logits[i * row + p] = x == x ? s + s * r : x;
             sums[p] += logits[i * row + p];
         }
 }
