@@ -118,6 +118,11 @@ class Algorithm(ABC):
         """How many clients there must be; None if any number will do."""
         return None
 
+    @property
+    def squares(self) -> tuple[str, ...]:
+        """The fields of its messages that hold squares of gradients, and so nothing negative."""
+        return ()
+
     def message_bytes(self, message: Any) -> int:
         """What a message weighs on a wire: less than its vectors if they are compressed."""
         return tree.nbytes(message)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from fafed import tree
 from fafed.algorithm import Algorithm, exchanges_of_round
 from fafed.cohort import Cohort
 from fafed.engines.contract import Engine, Forgotten, NotFinite
@@ -49,7 +50,7 @@ class Totals(NamedTuple):
 class Diverged(FafedError):
     """The run met NaN or infinity. `history` and `x` are those of the last good round."""
 
-    def __init__(self, message: str, client: int, round: int) -> None:
+    def __init__(self, message: str, client: int | None, round: int) -> None:
         super().__init__(message)
         self.client = client
         self.round = round
@@ -83,7 +84,10 @@ class Run:
         cohort: Cohort | None = None,
         measure: Measure | None = None,
         measure_every: int = 1,
+        check_state: bool = False,
     ) -> None:
+        """check_state: whether NaN and infinity are looked for in the server's state, too, before
+        a round counts. Where clients are trusted, theirs are found in the next round."""
         for name, value in [
             ("rounds", rounds),
             ("local_steps", local_steps),
@@ -98,6 +102,7 @@ class Run:
         self.cohort = cohort or Cohort(engine.population)
         self.measure = measure
         self.measure_every = measure_every
+        self.check_state = check_state
         self.state = State(algorithm.init(x0), buffers, 0, (), Totals())
         if algorithm.population not in (None, engine.population):
             raise ConfigError(
@@ -123,12 +128,14 @@ class Run:
         number = self.state.round + 1
         invited = self.cohort.invited(number)
         clients = self.cohort.answering(number, invited)
-        for _ in range(10):
+        for _ in range(2 * len(invited) + 1):  # who is lost twice is left out
             try:
                 return self._attempt(began, invited, clients)
             except _Again as again:
                 clients = again.clients
-        raise Absent(f"round {number}: ten times clients were lost between two exchanges: stopped")
+        raise Absent(
+            f"round {number}: clients are lost again and again between two exchanges: stopped"
+        )
 
     def _attempt(self, began: float, invited: tuple[int, ...], clients: tuple[int, ...]) -> Record:
         number = self.state.round + 1
@@ -145,6 +152,8 @@ class Run:
                 if reply.answered not in (None, clients):
                     clients = self._without_absent(reply.answered, clients, number, first)
                 shared, first = exchange.server(shared, reply.mean, reply.trip), False
+                if self.check_state and not tree.finite(shared):
+                    raise self._spoilt(number)
             except BaseException as cause:
                 self.engine.rollback()
                 if isinstance(cause, NotFinite):
@@ -225,11 +234,25 @@ class Run:
         )
 
     def _diverged(self, cause: NotFinite, number: int) -> Diverged:
-        error = Diverged(
+        return self._stopped(
             f"round {number}: {cause}. {self.algorithm} has most likely diverged: try a smaller "
-            "eta, or clip=1.0; if it happens in round 1, look for NaN in that client's data. "
-            f"The state after round {number - 1} is kept.",
+            "eta, or clip=1.0; if it happens in round 1, look for NaN in that client's data. ",
             cause.client,
+            number,
+        )
+
+    def _spoilt(self, number: int) -> Diverged:
+        return self._stopped(
+            f"round {number}: every message was finite, but the server's new state is not. "
+            f"{self.algorithm} has most likely diverged: try a smaller eta. ",
+            None,
+            number,
+        )
+
+    def _stopped(self, why: str, client: int | None, number: int) -> Diverged:
+        error = Diverged(
+            f"{why}The state after round {number - 1} is kept.",
+            client,
             number,
         )
         error.x = self.state.shared.x

@@ -59,8 +59,9 @@ def own_records(flower: Flower, data: Path) -> None:
 def test_real_processes_give_the_numbers_of_the_loop_engine(tmp_path):
     """The guide's Flower section, followed with two silos. One whose key nobody registered, and one
     without a key, are refused. Two algorithms that keep something on the silos."""
-    write_data(tmp_path / "data", 2)
+    write_data(tmp_path / "data", 2, examples=200)
     settings = {"name": "hospitals", "rounds": 2, "engine": "loop"}
+    settings |= {"batch_size": 32, "opening_batch_size": 64}  # what a silo takes by default
     write_experiment(tmp_path / "hospitals.toml", tmp_path / "data", **settings)
     fafed = Experiment.read(tmp_path / "hospitals.toml")
     found = [fafed, fafed.with_algorithm("scaffold")]

@@ -63,8 +63,9 @@ def hostile(kit: Path, job: Path) -> None:
 @pytest.mark.waits
 def test_three_institutions(tmp_path):
     kits = tmp_path / "fafed" / "prod_00"
-    write_data(tmp_path / "hospitals", 3)
+    write_data(tmp_path / "hospitals", 3, examples=200)
     settings = {"name": "hospitals", "rounds": 2, "engine": "loop"}
+    settings |= {"batch_size": 32, "opening_batch_size": 64}  # what a silo takes by default
     write_experiment(tmp_path / "hospitals.toml", tmp_path / "hospitals", **settings)
     found = Experiment.read(tmp_path / "hospitals.toml")
     execute(found, RunDir(tmp_path / "simulated"))

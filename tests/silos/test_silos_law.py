@@ -18,8 +18,8 @@ from fafed.silos.site import Site
 from fafed.silos.worker import Worker
 
 
-def small(tmp_path, name="fafed", clients=3, **changes):
-    write_data(tmp_path / "data", clients)
+def small(tmp_path, name="fafed", clients=3, examples=30, **changes):
+    write_data(tmp_path / "data", clients, examples)
     settings = {"rounds": 3, "algorithm": {"name": name}, "engine": "loop"} | changes
     return Experiment.of(experiment(tmp_path / "data", **settings))
 
@@ -59,7 +59,8 @@ def test_weights_by_examples_and_schedules_by_epoch(tmp_path):
 
 @pytest.mark.parametrize("validation", [0.0, 0.2])
 def test_silos_with_folders_of_their_own(tmp_path, validation):
-    found = small(tmp_path)
+    """Within the limits that a silo has by default."""
+    found = small(tmp_path, examples=200, batch_size=32, opening_batch_size=64)
     data = found.data.model_dump() | {"validation": validation, "train_sample": 0}
     found = found.changed(data={k: v for k, v in data.items() if v is not None})
     here = simulated(found, tmp_path)

@@ -93,6 +93,10 @@ class LocalAMSGrad(Algorithm):
         zero = torch.zeros_like(x)
         return Local(zero, zero if self.v_sync == "local" else x[:0])
 
+    @property
+    def squares(self) -> tuple[str, ...]:
+        return ("v",)
+
     def opening(self) -> tuple[Exchange, ...]:
         if not self.warm_share:
             return ()

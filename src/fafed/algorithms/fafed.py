@@ -150,6 +150,10 @@ class FAFED(Algorithm):
     def join(self, x: Tensor) -> Local:
         return Local(x)
 
+    @property
+    def squares(self) -> tuple[str, ...]:
+        return ("v",)
+
     # The opening: a first estimate from one larger batch, and one step along it.
 
     def opening(self) -> tuple[Exchange, ...]:

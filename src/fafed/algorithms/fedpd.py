@@ -59,7 +59,7 @@ class Local(NamedTuple):
 
 
 class Message(NamedTuple):
-    z: Tensor  # empty in a silent round
+    x: Tensor  # z, of which x is the mean; empty in a silent round
 
 
 @dataclass(frozen=True)
@@ -135,5 +135,5 @@ class FedPD(Algorithm):
         return kept, Message(z if self.talks(down.r + 1) else z[:0])
 
     def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:
-        x = mean.z if len(mean.z) else shared.x
+        x = mean.x if len(mean.x) else shared.x
         return Shared(x, shared.t + trip.steps, shared.r + 1)

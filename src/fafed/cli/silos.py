@@ -189,6 +189,8 @@ def site(
         f"folder = {json.dumps(str(data.absolute()))}"
         if data
         else f"function = {json.dumps(function)}",
+        "",
+        "[limits]  # what this silo refuses: docs/silos.md lists all of them and their defaults",
     ]
     path = install(kit, "\n".join(lines) + "\n")
     Site.read(path)
@@ -200,14 +202,17 @@ def server(
     kit: Kit,
     runs: Annotated[Path, typer.Option(help="Folder of the run directories.")],
     measure: Annotated[Path | None, typer.Option(help="A file to measure the model on.")] = None,
+    allow: Annotated[
+        list[str] | None, typer.Option(help="Code of your own that may run on the server.")
+    ] = None,
 ) -> None:
-    """Set up the server's kit: where run directories go, and what is measured on, if anything."""
+    """Set up the server's kit: where run directories go, what is measured on, what may run."""
     from fafed.engines.nvflare.local import install
     from fafed.errors import ConfigError
 
     if measure is not None and not measure.is_file():
         raise ConfigError(f"--measure {measure} is not a file: give one of inputs and targets")
-    text = f"runs = {json.dumps(str(runs.absolute()))}\n"
+    text = f"runs = {json.dumps(str(runs.absolute()))}\nallow = {json.dumps(allow or [])}\n"
     if measure:
         text += f"measure = {json.dumps(str(measure.absolute()))}\n"
     typer.echo(f"{install(kit, text)}")

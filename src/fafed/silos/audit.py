@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fafed.errors import FafedError
-from fafed.silos.messages import Place
+from fafed.silos import private
+from fafed.silos.messages import OneLine, Place
 
 
 class Audit:
@@ -23,7 +24,7 @@ class Audit:
         self.path = path
         self.who = who
         self.lock = threading.Lock()  # the lines of two threads do not mix
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private.folder(path.parent)
 
     def note(
         self,
@@ -64,9 +65,10 @@ class Audit:
 @contextlib.contextmanager
 def logged(path: Path) -> Iterator[None]:
     """What fafed logs meanwhile is also appended to this file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private.folder(path.parent)
+    private.opened(path, append=True).close()
     logger, handler = logging.getLogger("fafed"), logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(message)s"))
     logger.addHandler(handler)
     try:
         yield

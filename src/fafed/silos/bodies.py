@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from fafed.errors import FafedError
+from fafed.silos import private
 
 LARGE = 2**22  # bytes; below, memory is cheaper than a file
 PIECE = 2**24  # bytes that are handled at once
@@ -60,7 +61,7 @@ def room(folder: Path, size: int) -> bytearray | mmap.mmap:
     if size <= LARGE:
         return bytearray(size)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private.folder(folder)
         with tempfile.TemporaryFile(dir=folder) as file:
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, size)  # a full disk is found out here

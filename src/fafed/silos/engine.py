@@ -2,12 +2,11 @@
 
 The numbers are those of the loop engine: messages are added in the order of the clients. Who does
 not answer by the deadline, or sends what is refused, is left out of the round as a failing client
-is in simulation; below `min_silos` the run stops.
+is in simulation; who has failed too often is asked no more. Below `min_silos` the run stops.
 """
 
 from __future__ import annotations
 
-import itertools
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from fafed import tree
 from fafed.algorithm import Algorithm, Batch, Exchange
 from fafed.engines.contract import Counts, Forgotten, NotFinite, Reply
 from fafed.silos import memory, messages
+from fafed.silos.bounds import Bounds, Guard
 from fafed.silos.messages import Content, Message, Place, Refused, Shapes
 from fafed.silos.server import Post, TooFew, log
 
@@ -49,6 +49,7 @@ class Silos:
         steps: int,
         units: int | None,
         epoch_steps: int,
+        bounds: Bounds | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.objective = objective
@@ -61,6 +62,8 @@ class Silos:
         self.epoch_steps = epoch_steps
         self.counted: dict[int, list[Any]] = {}  # client -> the state that counts: its tag
         self.states: list[None] = [None] * len(self.weights)  # they stay with the silos
+        self.guard = Guard(bounds or Bounds())
+        self.lost: dict[int, int] = {}  # client -> the round in which it last lost its state
         self.cache: dict[Any, Any] = {}  # shapes that were seen before
         self.ghost: Any = ()  # the shape of what a client keeps after the last exchange
         self.rollback()
@@ -135,32 +138,73 @@ class Silos:
     ) -> dict[int, Given]:
         """The answers, in the order of the clients."""
         here = set(self.terms.silos) & set(self.post.transport.present())
-        asked = [c for c in clients if self.terms.silos[c] in here]
-        for absent in sorted(set(clients) - set(asked)):
+        wanted = [c for c in clients if not self.guard.out(c)]
+        asked = [c for c in wanted if self.terms.silos[c] in here]
+        for absent in sorted(set(wanted) - set(asked)):
             log.warning("round %d: silo %r is not there", place.round, self.terms.silos[absent])
         self._enough(len(asked), f"round {place.round}")
         like = self._like(exchange, down, buffers, place)
         packed = messages.pack((down, buffers))
         requests = {self.terms.silos[c]: self._request(place, c, packed) for c in asked}
-        settled: dict[int, Given | NotFinite | None] = {}
+        settled: dict[int, Given | NotFinite] = {}
         forgot = []
         for silo, found in self.post.ask(
             requests, place, _KINDS | {"answer": like[1]}, packed.digest, self.terms.deadline
         ):
             client = self.terms.silos.index(silo)
-            settled[client] = None if found is None else self._taken(client, found, like[0])
-            if found is not None and found.kind == "lost":
+            if found is None:
+                continue  # said and written down already
+            if found.kind == "lost" and self._may_have_lost(client, place):
                 forgot.append(client)
-            for first in itertools.takewhile(settled.__contains__, asked):  # in their order
-                _raise_if_diverged(settled[first])
+            elif (one := self._taken(client, found, like[0])) is not None:
+                settled[client] = one
+        self._count_refused(asked, place)
         if forgot:
             self._forget(forgot, place)
-        given = {}
-        for client in asked:
-            one = _raise_if_diverged(settled.get(client))
-            if one is not None:
-                given[client] = one
+        given = {c: one for c in asked if isinstance(one := settled.get(c), Given)}
+        for client, why in self._beyond(given, (down, buffers), place).items():
+            del given[client]
+            self._refuse(client, place, why)
+        diverged = [one for c in asked if isinstance(one := settled.get(c), NotFinite)]
+        if diverged and (self.algorithm.everyone or len(given) < self.terms.min_silos):
+            raise diverged[0]
         return given
+
+    def _beyond(self, given: Mapping[int, Given], down: Any, place: Place) -> dict[int, str]:
+        """Client -> why its answer is too large to be let into the mean."""
+        if self.population == 1:
+            return {}  # the run is this silo's own
+        answers = {client: (one.message, one.buffers) for client, one in given.items()}
+        key = place.round == 1, place.exchange
+        return self.guard.refused(key, answers, down, self.algorithm.squares)
+
+    def _refuse(self, client: int, place: Place, why: str) -> None:
+        silo = self.terms.silos[client]
+        log.warning("round %d: refused a message of %r: %s", place.round, silo, why)
+        self.post.audit.note("refused", silo, "answer", place, 0, "", why=why)
+        self._failed(client, place)
+
+    def _failed(self, client: int, place: Place) -> None:
+        if self.guard.failure(client):
+            log.error(
+                "round %d: silo %r has failed %d times and is asked no more; begin again to let it "
+                "back in",
+                place.round,
+                self.terms.silos[client],
+                self.guard.bounds.failures,
+            )
+
+    def _count_refused(self, asked: Sequence[int], place: Place) -> None:
+        """Answers that were refused before they could be looked at are failures, too; a silo that
+        does not answer has not failed."""
+        for client in asked:
+            if self.terms.silos[client] in self.post.refused:
+                self._failed(client, place)
+
+    def _may_have_lost(self, client: int, place: Place) -> bool:
+        """A silo can lose only what it had, and not twice in a round: each time costs everyone."""
+        had = client in (self.pending if place.exchange else self.counted)
+        return had and self.lost.get(client) != place.round
 
     def _forget(self, clients: Sequence[int], place: Place) -> None:
         for client in clients:
@@ -169,6 +213,8 @@ class Silos:
                 "round %d: silo %r has lost its state of the run; it joins anew", place.round, silo
             )
             self.counted.pop(client, None)
+            self.lost[client] = place.round
+            self._failed(client, place)
         raise Forgotten(clients)
 
     def _request(self, place: Place, client: int, packed: messages.Packed) -> Message:
@@ -177,24 +223,26 @@ class Silos:
         return messages.write("visit", place, facts, packed)
 
     def _taken(self, client: int, found: Content, like: Any) -> Given | NotFinite | None:
-        silo, facts = self.terms.silos[client], found.facts
+        """What an answer holds; None for one that is none, which counts as a failure."""
+        silo, facts, number = self.terms.silos[client], found.facts, messages.number
         if found.kind == "answer":
             try:
                 message, buffers = tree.unflatten(like, found.tensors)
                 return Given(
                     message,
                     buffers,
-                    float(messages.number(facts, "loss")),
-                    messages.number(facts, "evaluations", whole=True),
-                    messages.number(facts, "samples", whole=True),
+                    float(number(facts, "loss")),
+                    number(facts, "evaluations", whole=True, low=1, high=2**40),
+                    number(facts, "samples", whole=True, low=1, high=2**40),
                 )
             except Refused as why:
-                log.warning("round %d: refused a message of %r: %s", found.place.round, silo, why)
-        elif found.kind == "diverged":
+                self._refuse(client, found.place, str(why))
+                return None
+        told = messages.clean(facts.get("why", facts.get("error", "")))
+        log.warning("round %d: silo %r %s: %s", found.place.round, silo, found.kind, told)
+        self._failed(client, found.place)
+        if found.kind == "diverged":
             return NotFinite(client, "loss" if facts.get("what") == "loss" else "message")
-        elif found.kind != "lost":
-            told = str(facts.get("why", facts.get("error", "")))[:500]
-            log.warning("round %d: silo %r %s: %s", found.place.round, silo, found.kind, told)
         return None
 
     def _like(
@@ -227,12 +275,6 @@ class Silos:
                 f"{self.terms.min_silos} (min_silos): bring them back and go on; what is finished "
                 "is saved"
             )
-
-
-def _raise_if_diverged(one: Given | NotFinite | None) -> Given | None:
-    if isinstance(one, NotFinite):
-        raise one
-    return one
 
 
 class _Nothing:

@@ -9,6 +9,7 @@ how it is read without a copy, is the business of `bodies`.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 import sys
@@ -183,15 +184,23 @@ def _check(name: str, leaf: Tensor, finite: bool) -> None:
                 raise Refused(f"{name} holds NaN or infinity")
 
 
-def number(facts: Mapping[str, Any], name: str, *, whole: bool = False) -> Any:
-    """A finite number among the facts; a whole one is not negative."""
+def number(
+    facts: Mapping[str, Any],
+    name: str,
+    *,
+    whole: bool = False,
+    low: int = 0,
+    high: int = 2**53 - 1,  # a larger one may be no float
+) -> Any:
+    """A finite number among the facts; a whole one is at least `low`. None is beyond `high`."""
     value = facts.get(name)
     if type(value) is int:
-        good = abs(value) < 2**53 and (value >= 0 or not whole)  # a larger one may be no float
+        good = abs(value) <= high and (value >= low or not whole)
     else:
         good = type(value) is float and math.isfinite(value) and not whole
     if not good:
-        raise Refused(f"{name} is {_short(value)}, it must be a{' whole' * whole} number")
+        kind = f"a whole number from {low} to {high}" if whole else "a number"
+        raise Refused(f"{name} is {_short(value)}, it must be {kind}")
     return value
 
 
@@ -226,6 +235,21 @@ def _table(
 
 def _no_constant(text: str) -> None:
     raise ValueError(f"{text} is not JSON")
+
+
+def clean(text: Any, length: int = 300) -> str:
+    """Text from elsewhere as it may stand in a log: short, on one line, without characters that
+    steer a terminal."""
+    line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(text))
+    return line if len(line) <= length else line[: length - 3] + "..."
+
+
+class OneLine(logging.Formatter):
+    """A record begins a line, and nothing in it can look as if another record began."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        lines = super().format(record).splitlines()
+        return "\n    ".join(clean(line, len(line)) for line in lines)
 
 
 def _short(value: Any) -> str:

@@ -68,6 +68,7 @@ class Post:
         self.transport = transport
         self.terms = terms
         self.audit = audit
+        self.refused: set[str] = set()  # silos whose answers to the last question were
 
     @property
     def folder(self) -> Path:
@@ -87,7 +88,7 @@ class Post:
             kind = messages.glance(request.head)["kind"]
             self.audit.note("sent", silo, kind, place, request.size, digest)
         limit = HEAD_LIMIT + max(_nbytes(table) for table in expected.values())
-        waiting = set(requests)
+        waiting, self.refused = set(requests), set()
         for silo, answer in self.transport.ask(requests, seconds, limit):
             waiting.discard(silo)
             if answer is None:
@@ -117,6 +118,7 @@ class Post:
                 answer = answer._replace(body=bodies.shelved(answer.body, self.folder))
             found = messages.read(answer, place, expected, limit)
         except Refused as why:
+            self.refused.add(silo)
             log.warning("round %d: refused a message of %r: %s", place.round, silo, why)
             self.audit.note("refused", silo, "", place, answer.size, "", why=str(why))
             return None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,9 +22,12 @@ from fafed.run import Measure, Run
 from fafed.rundir import OnRecord, RunDir, execute
 from fafed.silos import memory, messages
 from fafed.silos.audit import Audit, logged
+from fafed.silos.bounds import Bounds, Guard
 from fafed.silos.engine import Silos
 from fafed.silos.messages import EMPTY, Place, Refused
 from fafed.silos.server import Post, Terms, TooFew, Transport, log
+from fafed.silos.site import check_server
+from fafed.silos.store import replace
 from fafed.training import weights_of
 
 
@@ -34,13 +38,20 @@ def serve(
     terms: Terms,
     *,
     measure: str | None = None,
+    allow: Sequence[str] | None = None,
+    bounds: Bounds | None = None,
     on_record: OnRecord | None = None,
 ) -> None:
     """Run the experiment over these silos, from where it stopped if it was begun before.
 
     measure: "share" to measure on the experiment's own data, for try-outs; a file of inputs and
     targets to measure on that; None not to measure.
+    allow: the code, beside fafed's own, that may run here; None: any, since the caller's own does.
+    bounds: what one silo may do to the run.
     """
+    if allow is not None:
+        check_server(experiment, allow, shares_data=measure == "share")
+    bounds = bounds or Bounds()
     experiment = experiment.changed(checkpoint_every=1)  # silos keep two rounds, not more
     post = Post(transport, terms, Audit(place.path / "audit.jsonl", "server"))
 
@@ -52,7 +63,7 @@ def serve(
             )
         torch.set_num_threads(experiment.threads)
         memory.return_memory()
-        known = greeted(experiment, place, post)
+        known = greeted(experiment, place, post, bounds)
         shards = _measured(experiment, measure)
         goal = preparation.model(experiment, text=shards.text)
         memory.park(goal, place.path)
@@ -68,6 +79,7 @@ def serve(
             steps=experiment.local_steps,
             units=known["units"],
             epoch_steps=known["epoch_steps"],
+            bounds=bounds,
         )
         run = Run(
             algorithm,
@@ -84,6 +96,7 @@ def serve(
             ),
             measure=_tried(found, goal, shards.measured, measure),
             measure_every=experiment.eval_every,
+            check_state=True,
         )
         return Prepared(run, goal, shards)
 
@@ -91,7 +104,7 @@ def serve(
         execute(experiment, place, on_record, prepare)
 
 
-def greeted(experiment: Experiment, place: RunDir, post: Post) -> dict[str, Any]:
+def greeted(experiment: Experiment, place: RunDir, post: Post, bounds: Bounds) -> dict[str, Any]:
     """Tell the silos what is to be run. What they say at the first start holds for the run:
     then all of them must come; later `min_silos` are enough."""
     path = place.path / "silos.json"
@@ -113,12 +126,14 @@ def greeted(experiment: Experiment, place: RunDir, post: Post) -> dict[str, Any]
     for silo, found in post.ask(requests, at, kinds, EMPTY.digest, terms.start):
         if found is not None and found.kind == "welcome":
             try:
-                said[silo] = _welcome(found.facts)
+                said[silo] = _welcome(found.facts, experiment)
             except Refused as why:
-                log.warning("refused the welcome of %r: %s", silo, why)
+                log.error("refused the welcome of %r: %s", silo, why)
         elif found is not None:
-            told = found.facts.get("why", f"its log says why ({found.facts.get('error')})")
-            log.error("silo %r does not take part: %s", silo, str(told)[:500])
+            reason = found.facts.get("why", f"its log says why ({found.facts.get('error')})")
+            log.error("silo %r does not take part: %s", silo, messages.clean(reason))
+    if not known:
+        _drop_unbelievable(said, bounds)
     needed = terms.min_silos if known else len(terms.silos)
     if len(said) < needed:
         missing = [silo for silo in terms.silos if silo not in said]
@@ -132,23 +147,52 @@ def greeted(experiment: Experiment, place: RunDir, post: Post) -> dict[str, Any]
         return known
     facts = [said[silo] for silo in terms.silos]
     examples = [one["examples"] for one in facts]
+    for silo, count in zip(terms.silos, examples, strict=True):
+        log.info("silo %r says that it has %d examples", silo, count)
+    units = _units(experiment)
     known = {
         "run": at.run,
         "silos": list(terms.silos),
         "examples": examples,
-        "units": facts[0]["units"],
-        "epoch_steps": facts[0]["epoch_steps"] or _epoch_steps(examples, facts[0]["units"]),
+        "units": units,
+        "epoch_steps": facts[0]["epoch_steps"] or _epoch_steps(examples, units),
     }
-    place.write("silos.json", json.dumps(known, indent=2))
+    replace(path, [json.dumps(known, indent=2).encode()])
     return known
 
 
-def _welcome(facts: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {"examples": messages.number(facts, "examples", whole=True)}
-    for name in ("units", "epoch_steps"):
-        given = facts.get(name) is not None
-        found[name] = messages.number(facts, name, whole=True) if given else None
-    return found
+def _welcome(facts: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
+    """What a silo says of itself. How much it draws at a time is not its to say."""
+    examples = messages.number(facts, "examples", whole=True, low=1, high=2**40)
+    if facts.get("units") != _units(experiment):
+        raise Refused(
+            f"units is {messages.clean(facts.get('units'), 80)}, expected {_units(experiment)}"
+        )
+    steps = facts.get("epoch_steps")  # said where the experiment's own data are shared
+    if steps is not None:
+        steps = messages.number(facts, "epoch_steps", whole=True, low=1, high=2**40)
+    return {"examples": examples, "epoch_steps": steps}
+
+
+def _drop_unbelievable(said: dict[str, dict[str, Any]], bounds: Bounds) -> None:
+    """A run does not begin with silos whose claims do not fit those of the others."""
+    names = list(said)
+    claims = [said[silo]["examples"] for silo in names]
+    reasons = Guard(bounds).too_many(claims)
+    steps = Counter(said[silo]["epoch_steps"] for silo in names)
+    for index, silo in enumerate(names):
+        why = reasons.get(index)
+        (common, _), *_ = steps.most_common(1)
+        if said[silo]["epoch_steps"] != common:
+            why = f"epoch_steps is {said[silo]['epoch_steps']}, the others have {common}"
+        if why is not None:
+            log.error("refused the welcome of %r: %s", silo, why)
+            del said[silo]
+
+
+def _units(experiment: Experiment) -> int | None:
+    """Examples in a step's batch; None if it is the whole shard."""
+    return experiment.batch_size if isinstance(experiment.batch_size, int) else None
 
 
 def _epoch_steps(examples: list[int], units: int | None) -> int:

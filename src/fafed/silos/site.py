@@ -1,10 +1,13 @@
-"""A silo's own file: its data, its folder, and the code that it lets run.
+"""A silo's own file: its data, its folder, the code that it lets run, and what it refuses.
 
     folder = "/srv/fafed"                    # what the silo keeps: states, the audit file
     allow = ["fashion-cnn", "my_models:Net"] # models and own code that may run here
 
     [data]
     folder = "/srv/records"                  # or function = "module:function", or share = true
+
+    [limits]                                 # what `fafed.silos.limits` lists
+    min_batch_size = 64
 
 The file stays on the silo. The server learns no path and no example, only how many examples there
 are. `share = true` takes this client's share of the experiment's own data, for try-outs.
@@ -13,7 +16,7 @@ are. `share = true` takes this client's share of the experiment's own data, for 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +28,7 @@ from fafed.data.batches import Examples, Source
 from fafed.errors import ConfigError, DataError
 from fafed.experiment import Experiment, Part
 from fafed.preparation import held_out, shard, sizes
-
-
-class Refusal(ConfigError):
-    """The experiment wants code to run here that the silo's file does not allow."""
+from fafed.silos.limits import Limits, Refusal
 
 
 class SiteData(Part):
@@ -50,6 +50,7 @@ class Site(Part):
     allow: list[str]
     data: SiteData
     limit: int = Field(default=16 * 2**30, ge=1)  # bytes of a message
+    limits: Limits = Limits()
 
     @classmethod
     def read(cls, path: Path) -> Site:
@@ -67,14 +68,15 @@ class Site(Part):
             raise ConfigError(f"the silo's file {path}: {wrong}") from None
         return site.model_copy(update={"folder": path.parent / site.folder})
 
-    def check(self, experiment: Experiment) -> None:
-        """Refuse an experiment that names code beyond the allow-list."""
+    def check(self, experiment: Experiment, clients: int) -> None:
+        """Refuse code beyond the allow-list, and what the machine is not to do."""
         for what, name in self._code(experiment):
             if name not in self.allow:
                 raise Refusal(
                     f"{what} {name!r} is not on this silo's allow-list; who runs the silo can add "
                     "it to `allow` in the silo's file"
                 )
+        self.limits.check_machine(experiment, clients)
 
     def _code(self, experiment: Experiment) -> Iterator[tuple[str, str]]:
         yield "model", experiment.model.name
@@ -83,9 +85,7 @@ class Site(Part):
         if ":" in experiment.loss:
             yield "loss", experiment.loss
         if self.data.share:
-            for what in ("function", "folder"):  # what the experiment would read here
-                if (name := getattr(experiment.data, what)) is not None:
-                    yield f"data {what}", name
+            yield from _data(experiment)
 
     def source(self, experiment: Experiment, client: int, clients: int) -> tuple[Source, bool]:
         """What this client draws from, and whether it is text."""
@@ -106,6 +106,28 @@ class Site(Part):
             raise DataError(f"the silo's data has {len(own.clients)} clients: a silo is one")
         (pool,) = own.clients
         rows, _ = held_out(len(pool[0]), experiment.data.validation, experiment.seed + client)
+        self.limits.check_rows(experiment, experiment.algorithm_object(1), len(rows))
         # Draws depend on the client's number, so it keeps its place among stand-ins of one row.
         parts = [rows if i == client else np.zeros(1, np.int64) for i in range(clients)]
         return Examples(pool, parts, **sizes(experiment)), False
+
+
+def check_server(experiment: Experiment, allow: Sequence[str], *, shares_data: bool) -> None:
+    """Refuse code that may not run on the server, where an experiment is built, too. What fafed
+    brings always may."""
+    own = [("model", experiment.model.name), ("algorithm", experiment.algorithm.name)]
+    own += [("loss", experiment.loss), *(("metric", name) for name in experiment.metrics)]
+    found = [(what, name) for what, name in own if ":" in name]
+    for what, name in (*found, *(_data(experiment) if shares_data else ())):
+        if name not in allow:
+            raise Refusal(
+                f"{what} {name!r} is not on the server's allow-list; who runs the server can add "
+                "it to `allow` in the server's file"
+            )
+
+
+def _data(experiment: Experiment) -> Iterator[tuple[str, str]]:
+    """What the experiment would read where its own data are taken."""
+    for what in ("function", "folder"):
+        if (name := getattr(experiment.data, what)) is not None:
+            yield f"data {what}", name

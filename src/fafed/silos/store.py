@@ -16,7 +16,7 @@ from pathlib import Path
 from fafed import tree
 from fafed.engines.client import ClientState
 from fafed.errors import FafedError
-from fafed.silos import bodies, messages
+from fafed.silos import bodies, messages, private
 from fafed.silos.messages import Message, Place, Refused
 
 PAGE = 2**16  # bytes; a multiple of every machine's, so that a body can be mapped into memory
@@ -36,7 +36,7 @@ class Store:
         """Write the state; with a round's first, only `base`, where it came from, is kept."""
         message = messages.write("state", place, {}, messages.pack(state))
         path = self._path(place)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        private.folder(self.folder)
         top = struct.pack("<Q", len(message.head)) + message.head
         filler = bytes(-len(top) % PAGE)
         replace(path, [top, filler, *bodies.pieces(message.body)])
@@ -74,7 +74,7 @@ def replace(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     """Write a file that is there as a whole after a power cut, or not at all."""
     part = path.with_suffix(".part")
     try:
-        with part.open("wb") as file:
+        with private.opened(part) as file:
             for piece in parts:
                 file.write(piece)
             file.flush()

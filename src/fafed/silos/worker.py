@@ -26,10 +26,11 @@ from fafed.engines.contract import NotFinite
 from fafed.errors import FafedError
 from fafed.experiment import Experiment
 from fafed.objective import Model
-from fafed.silos import bodies, memory, messages
+from fafed.silos import bodies, memory, messages, private
 from fafed.silos.audit import Audit, logged
+from fafed.silos.limits import Budget, Refusal
 from fafed.silos.messages import EMPTY, Content, Message, Packed, Place, Refused
-from fafed.silos.site import Refusal, Site
+from fafed.silos.site import Site
 from fafed.silos.store import Lost, Store, replace
 
 log = logging.getLogger("fafed")
@@ -60,6 +61,7 @@ class Worker:
         self.site = site
         self.audit = Audit(site.folder / "audit.jsonl", name)
         self.lock = threading.Lock()
+        self.budget = Budget(site.folder)
         self.parts: dict[str, Part] = {}  # run -> the last one
         self.algorithms: dict[tuple[str, int], Algorithm] = {}
 
@@ -97,8 +99,9 @@ class Worker:
             work = self._hello if asked == "hello" else self._visit
             kind, facts, packed = work(request, place, head["facts"])
         except (Refused, Refusal) as cause:
-            log.warning("%s: refused the server's message: %s", self.name, cause)
-            facts = {"why": str(cause)[:500]}
+            why = messages.clean(cause, 500)
+            log.warning("%s: refused the server's message: %s", self.name, why)
+            facts = {"why": why}
         except Lost as cause:
             log.warning("%s: %s; this silo joins anew", self.name, cause)
             kind = "lost"
@@ -142,12 +145,17 @@ class Worker:
         device = part.goal.x0.device
         tensors = {name: leaf.to(device) for name, leaf in found.tensors.items()}
         down, buffers = tree.unflatten(like, tensors)
+        if not self.site.data.share:
+            self._check_start(place, part, algorithm, (down, buffers))
         base, store = _base(found), Store(self._folder(place.run))
         state, keeps = _state(algorithm, part.goal, down, base, store)
         state = tree.map(lambda leaf: leaf.to(device), state)
         steps, client = part.experiment.local_steps, part.plan.client
         step = (place.round - 1) * steps
         draws = part.source.draw(exchange.draw, client, step, steps)
+        if not self.site.data.share:
+            looks = sum(one.rows.numel() for one in draws if one) / part.source.examples[client]
+            self.budget.spend(place.run, looks, self.site.limits)
         draws = tree.map(lambda leaf: leaf.to(device), draws)
         batches = ClientBatches(part.source.gather, draws)
         done = visit(part.goal, exchange, down, buffers, state, batches)
@@ -161,12 +169,34 @@ class Worker:
         }
         return "answer", told, messages.pack((done.message, done.buffers))
 
+    def _check_start(self, place: Place, part: Part, algorithm: Algorithm, found: Any) -> None:
+        """What a run begins with is checked; one that this silo joins later cannot be."""
+        mark, limits = self._folder(place.run) / "begun", self.site.limits
+        if (place.round, place.exchange) == (1, 0):
+            start = part.goal.start().buffers
+            limits.check_start(part.experiment, algorithm, part.goal.x0, found, start)
+        elif not mark.exists():
+            if not limits.join_late:
+                raise Refusal(
+                    f"this silo has not seen the beginning of the run, and is to join it in round "
+                    f"{place.round}: its file has join_late = false; begin the run anew, or ask "
+                    "who runs the silo"
+                )
+            log.warning(
+                "%s: joins the run %s in round %d: what it began with was not checked",
+                self.name,
+                place.run,
+                place.round,
+            )
+        if not mark.exists():
+            replace(mark, [])
+
     # What a run needs, loaded once per process.
 
     def _loaded(self, run: str, plan: Plan) -> Part:
         if run not in self.parts or self.parts[run].plan != plan:
             experiment = Experiment.of(plan.experiment, "the server's experiment")
-            self.site.check(experiment)
+            self.site.check(experiment, plan.clients)
             torch.set_num_threads(experiment.threads)
             source, text = self.site.source(experiment, plan.client, plan.clients)
             goal = preparation.model(experiment, text=text)
@@ -191,15 +221,15 @@ class Worker:
 
     def _algorithm(self, run: str, part: Part, facts: dict[str, Any]) -> Algorithm:
         epoch_steps = messages.number(facts, "epoch_steps", whole=True)
-        if (run, epoch_steps) not in self.algorithms:
+        if (run, epoch_steps) not in self.algorithms:  # one is kept: the server must not fill us
             made = part.experiment.algorithm_object(epoch_steps).fitted(part.goal.sizes)
-            self.algorithms[run, epoch_steps] = made
+            self.algorithms = {(run, epoch_steps): made}
         return self.algorithms[run, epoch_steps]
 
     def _folder(self, run: str) -> Path:
         folder = self.site.folder / "runs" / run
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            private.folder(folder)
         except OSError as cause:
             raise FafedError(f"{folder} cannot be made: {cause}") from cause
         return folder

@@ -9,6 +9,7 @@ The app's configuration, [tool.flwr.app.config] or `flwr run --run-config`:
     start      seconds for the silos to come and load their data
     runs       the server's folder of run directories
     measure    a file on the server to measure on; "": none
+    norm, examples, failures   what one silo may do to a run (fafed.silos.bounds)
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MessageType, Rec
 from flwr.app import Message as Letter
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
+from pydantic import ValidationError
 
 from fafed.errors import ConfigError
 from fafed.experiment import Experiment
 from fafed.records import Record
 from fafed.rundir import RunDir
 from fafed.silos import messages
+from fafed.silos.bounds import Bounds
 from fafed.silos.messages import Message
 from fafed.silos.server import Terms, log
 from fafed.silos.serving import serve
@@ -59,6 +62,7 @@ def server(folder: Path) -> ServerApp:
                     Wire(grid),
                     terms,
                     measure=measure or None,
+                    bounds=bounds_of(config),
                     on_record=partial(_told, experiment.rounds),
                 )
         print("finished", flush=True)
@@ -80,6 +84,15 @@ def terms_of(config: Mapping[str, Any]) -> Terms:
         raise ConfigError(f"min-silos must be a whole number, got {fewest}")
     times = {name: float(_number(config, name, 1)) for name in ("deadline", "start")}
     return Terms.of(silos, fewest or None, **times)
+
+
+def bounds_of(config: Mapping[str, Any]) -> Bounds:
+    """Apps of an earlier fafed do not have them."""
+    given = {name: config[name] for name in Bounds.model_fields if name in config}
+    try:
+        return Bounds.model_validate(given)
+    except ValidationError as cause:
+        raise ConfigError(f"the app's configuration has {given}: {cause}") from None
 
 
 def _word(config: Mapping[str, Any], name: str) -> str:

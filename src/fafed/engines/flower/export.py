@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fafed import __version__
 from fafed.experiment import Experiment
+from fafed.silos.bounds import Bounds
 from fafed.silos.server import Terms
 
 # Nothing to install: fafed is there at every institution, and no code of ours travels.
@@ -34,6 +35,9 @@ deadline = {deadline}
 start = {start}
 runs = {runs}
 measure = {measure}
+norm = {norm}
+examples = {examples}
+failures = {failures}
 """
 SERVER = '''\
 """fafed's round loop over these experiments."""
@@ -83,6 +87,7 @@ def export(
         start=float(start),
         runs=json.dumps(runs),
         measure=json.dumps(measure or ""),
+        **Bounds().model_dump(),
     )
     (place / "pyproject.toml").write_text(text, "utf-8")
     (module / "__init__.py").write_text("", "utf-8")

@@ -30,6 +30,7 @@ from fafed.silos.site import Site
 from fafed.silos.worker import Worker, unable
 
 CHANNEL = TOPIC = "fafed"
+FACTS_LIMIT = 4096  # characters of a letter's facts
 
 
 class Letter(NamedTuple):
@@ -53,7 +54,10 @@ class Letter(NamedTuple):
 def opened(message: CellMessage) -> Letter | None:
     """None if it is not one."""
     try:
-        facts = json.loads(message.get_header("fafed"))
+        told = message.get_header("fafed")
+        if len(told) > FACTS_LIMIT:
+            return None
+        facts = json.loads(told)
         found = message.payload
         data = memoryview(found[0] if isinstance(found, list) else found)
         head, piece = facts["head"], facts["piece"]

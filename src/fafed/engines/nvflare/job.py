@@ -74,7 +74,16 @@ class FafedController(Controller):  # type: ignore[misc]
                 place = RunDir.of(experiment, own.runs)
                 if not place.finished():
                     told = partial(self._recorded, index, experiment.rounds)
-                    serve(experiment, place, self.wire, terms, measure=own.measure, on_record=told)
+                    serve(
+                        experiment,
+                        place,
+                        self.wire,
+                        terms,
+                        measure=own.measure,
+                        allow=own.allow,
+                        bounds=own.bounds,
+                        on_record=told,
+                    )
             self.facts["state"] = "finished"
         except Again as why:
             self.facts |= {"state": "again", "why": str(why)}

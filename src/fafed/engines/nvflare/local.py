@@ -1,7 +1,8 @@
 """The files of fafed in a FLARE startup kit: each belongs to the place it is in.
 
     local/fafed.toml       on a silo: its data, its folder, what may run (fafed.silos.site)
-                           on the server: runs = "FOLDER", measure = "FILE"
+                           on the server: runs = "FOLDER", measure = "FILE", what may run there,
+                           and what one silo may do to a run ([bounds], fafed.silos.bounds)
     local/resources.json   FLARE's own, with fafed's two classes on its list of allowed ones
     local/authorization.json   on a silo: nobody may send code, look into files, or operate it
 
@@ -20,6 +21,7 @@ from pydantic import Field, ValidationError
 
 from fafed.errors import ConfigError
 from fafed.experiment import Part
+from fafed.silos.bounds import Bounds
 
 CLASSES = (
     "fafed.engines.nvflare.job.FafedController",
@@ -31,6 +33,8 @@ FORBIDDEN = ("byoc", "operate", "shell_commands", "server-predeployed-flwr")  # 
 class ServerFile(Part):
     runs: Path = Field(default=Path("fafed-runs"), strict=False)
     measure: str | None = None  # a file to measure on, or "share" in a try-out
+    allow: list[str] = Field(default_factory=list)  # code beside fafed's own that may run here
+    bounds: Bounds = Bounds()
 
 
 def silo_file(root: Path, name: str) -> Path:

@@ -29,7 +29,7 @@ def allowed(experiments: Sequence[Experiment]) -> list[str]:
     found: list[str] = []
     for e in experiments:
         found += [e.model.name, e.algorithm.name, e.loss]
-        found += [e.data.function or "", e.data.folder or ""]
+        found += [e.data.function or "", e.data.folder or "", *e.metrics]
     return sorted({name for name in found if name})
 
 
@@ -44,13 +44,13 @@ def federation(
     names = _names(silos)
     shutil.rmtree(folder / "kits", ignore_errors=True)
     kits = provision(folder / "kits", names)
-    install(kits / "localhost", f'runs = {_text(runs.absolute())}\nmeasure = "share"\n')
+    allow = f"allow = {json.dumps(allowed(experiments))}\n"
+    install(kits / "localhost", f'runs = {_text(runs.absolute())}\nmeasure = "share"\n{allow}')
     for name in names:
         kept = (folder / name).absolute()
         install(
             kits / name,
-            f"folder = {_text(kept)}\nallow = {json.dumps(allowed(experiments))}\n"
-            "[data]\nshare = true\n",
+            f"folder = {_text(kept)}\n{allow}[data]\nshare = true\n",
         )
     local = Local(kits, names)
     try:

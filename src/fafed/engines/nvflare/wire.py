@@ -111,7 +111,7 @@ class Wire:
         assert reply is not None
         size, head, at = reply.facts.get("size"), reply.head, 0
         if type(size) is not int or not 0 <= size <= limit:
-            log.warning("silo %r announces %r bytes, more than %d; refused", silo, size, limit)
+            log.warning("silo %r announces %.40r bytes, not 0 to %d; refused", silo, size, limit)
             return Message(b"", b"")
         try:
             body = bodies.room(self.folder, size)
@@ -120,15 +120,17 @@ class Wire:
             return Message(b"", b"")
         while True:
             if len(reply.piece) > size - at:
-                return None
+                return Message(b"", b"")
             body[at : at + len(reply.piece)] = reply.piece
             bodies.release()
             at += len(reply.piece)
             if at == size:
                 return Message(head, body)
             reply = self._exchanged(silo, Letter({"token": token, "wanted": at}), end)
-            if reply is None or not reply.piece:
+            if reply is None:
                 return None
+            if not reply.piece:
+                return Message(b"", b"")
 
     def _exchanged(self, silo: str, letter: Letter, end: float) -> Letter | None:
         """The silo's answer to a letter, or None."""
@@ -144,8 +146,10 @@ class Wire:
             optional=True,
             abort_signal=self.abort,
         )
-        good = reply.get_header(MessageHeaderKey.RETURN_CODE) == CellReturnCode.OK
-        return opened(reply) if good else None
+        if reply.get_header(MessageHeaderKey.RETURN_CODE) != CellReturnCode.OK:
+            return None
+        # What is no letter is an answer, but a bad one: its silo has not gone.
+        return opened(reply) or Letter({"size": -1})
 
     def _ping(self, silo: str, misses: dict[str, int]) -> None:
         with self.engine.new_context() as context:

@@ -1,0 +1,207 @@
+"""What an experiment may ask of a silo: the [limits] of the silo's own file, safe by default.
+
+    min_batch_size = 32             examples behind one gradient
+    min_local_steps = 2             with one, what leaves is a plain gradient
+    min_rows = 64                   rows to train on, without those that are held out
+    max_validation = 0.5            share of the rows that is held out
+    max_batch_share = 0.5           share of the rows to train on that one gradient may see
+    max_visits_per_run = 1000.0     times that a run may look at each row, on average
+    max_visits_per_day = 2000.0     the same for all runs of a day, by UTC
+    models_from_given_weights = []  models whose first weights the server may choose
+    join_late = true                whether a run may begin here after its first round
+    max_local_steps = 1000
+    max_threads = 16
+    max_clients = 1000
+    max_parameters = 1000000000     of a model that fafed brings
+
+The first nine protect the rows, so they do not hold where `share = true`: there the experiment
+brings its own data. The others protect the machine, and hold before anything is loaded or built.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+from pydantic import Field
+from torch import Tensor
+
+from fafed import models, tree
+from fafed.algorithm import Algorithm, Exchange
+from fafed.errors import ConfigError, FafedError
+from fafed.experiment import Experiment, Part
+from fafed.silos import bodies
+from fafed.silos.store import replace
+
+LOCK_SECONDS = 60.0  # another process of this silo holds the budget for milliseconds
+
+
+class Refusal(ConfigError):
+    """The experiment wants something that the silo's, or the server's, own file does not allow."""
+
+
+class Limits(Part):
+    min_batch_size: int = Field(default=32, ge=1)
+    min_local_steps: int = Field(default=2, ge=1)
+    min_rows: int = Field(default=64, ge=1)
+    max_validation: float = Field(default=0.5, ge=0, lt=1, strict=False)
+    max_batch_share: float = Field(default=0.5, gt=0, strict=False)
+    max_visits_per_run: float = Field(default=1000.0, gt=0, strict=False)
+    max_visits_per_day: float = Field(default=2000.0, gt=0, strict=False)
+    models_from_given_weights: list[str] = Field(default_factory=list)
+    join_late: bool = True
+    max_local_steps: int = Field(default=1000, ge=1)
+    max_threads: int = Field(default=16, ge=1)
+    max_clients: int = Field(default=1000, ge=1)
+    max_parameters: int = Field(default=10**9, ge=1)
+
+    def check_machine(self, experiment: Experiment, clients: int) -> None:
+        """Refuse what would hang or kill this silo, before anything is loaded or built."""
+        self._at_most("local_steps", experiment.local_steps, "max_local_steps")
+        self._at_most("threads", experiment.threads, "max_threads")
+        self._at_most("the number of clients", clients, "max_clients")
+        self._at_most("the model's number of parameters", _size(experiment), "max_parameters")
+
+    def check_rows(self, experiment: Experiment, algorithm: Algorithm, rows: int) -> None:
+        """Refuse what would show single rows. `rows` are those to train on; the words for the
+        server do not say how many."""
+        name = type(algorithm).__name__
+        self._at_least("local_steps", experiment.local_steps, "min_local_steps")
+        self._at_most("data.validation", experiment.data.validation, "max_validation")
+        if rows < self.min_rows:
+            raise Refusal(
+                "too few of this silo's rows are left to train on: the silo's file has min_rows = "
+                f"{self.min_rows}; hold out less, or ask who runs the silo"
+            )
+        draws = {kind for exchange in _exchanges(algorithm) for kind in exchange.draw}
+        looks: list[tuple[str, int | str]] = [("batch_size", experiment.batch_size)]
+        if "anchor" in draws:
+            looks.append(("opening_batch_size", _anchor(experiment)))
+        if "full" in draws:
+            looks.append((f"the batch of {name}'s full gradient", "full"))
+        for what, size in looks:
+            count = rows if isinstance(size, str) else size
+            self._at_least(what, count, "min_batch_size")
+            if count > self.max_batch_share * rows:
+                raise Refusal(
+                    f"{what} = {size!r} is too large a share of this silo's rows: the silo's file "
+                    f"has max_batch_share = {self.max_batch_share:g}; take smaller batches"
+                    + (" (Mime and Fed-GLOMO have anchor = 'batch')" if size == "full" else "")
+                    + ", or ask who runs the silo"
+                )
+
+    def check_start(
+        self, experiment: Experiment, algorithm: Algorithm, x0: Tensor, found: Any, buffers: Any
+    ) -> None:
+        """Refuse a first message that is not what the model and the algorithm begin with. The last
+        digits may differ between two kinds of processors."""
+        if experiment.model.name in self.models_from_given_weights:
+            return
+        first = _exchanges(algorithm)[0]
+        begun = first.send(algorithm.init(x0)), buffers
+        for name, leaf in tree.flatten(begun).items():
+            given = tree.flatten(found)[name].to(leaf.device)
+            if given.shape != leaf.shape or not all(
+                _close(a, b)
+                for a, b in zip(bodies.stretches(given), bodies.stretches(leaf), strict=True)
+            ):
+                raise Refusal(
+                    f"the first message does not hold what {experiment.model.name!r} begins with "
+                    f"by its seed, but something that the server chose ({name}); who runs the "
+                    "silo can add the model to models_from_given_weights in the silo's file"
+                )
+
+    def _at_least(self, what: str, value: float, limit: str) -> None:
+        low = getattr(self, limit)
+        if value < low:
+            raise Refusal(
+                f"{what} = {value:g} is too small for this silo: its file has {limit} = {low:g}; "
+                "take more, or ask who runs the silo"
+            )
+
+    def _at_most(self, what: str, value: float, limit: str) -> None:
+        high = getattr(self, limit)
+        if value > high:
+            raise Refusal(
+                f"{what} = {value:g} is too large for this silo: its file has {limit} = {high:g}; "
+                "take less, or ask who runs the silo"
+            )
+
+
+def _exchanges(algorithm: Algorithm) -> Sequence[Exchange]:
+    return (*algorithm.opening(), *algorithm.exchanges())
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-5)
+
+
+def _anchor(experiment: Experiment) -> int | str:
+    """How many rows the first estimate takes, as `preparation.sizes` has it."""
+    if experiment.opening_batch_size is not None:
+        return experiment.opening_batch_size
+    size = experiment.batch_size
+    return size if isinstance(size, str) else size * experiment.local_steps
+
+
+def _size(experiment: Experiment) -> int:
+    """The parameters of one of fafed's own models, counted without making them."""
+    if ":" in experiment.model.name:
+        return 0  # its code is on the allow-list: who runs the silo trusts it
+    with torch.device("meta"):
+        made = models.build(experiment.model.name, **experiment.model.options)
+    return sum(p.numel() for p in (*made.parameters(), *made.buffers()))
+
+
+class Budget:
+    """How often the rows of this silo have been looked at: on its disk, for any process, and
+    written before the look. A silo that is started again goes on counting."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "budget.json"
+        self.inside = threading.Lock()
+
+    def spend(self, run: str, visits: float, limits: Limits) -> None:
+        """Count `visits` of each row, or refuse them."""
+        lock = FileLock(self.path.with_suffix(".lock"), mode=0o600)
+        try:
+            with self.inside, lock.acquire(timeout=LOCK_SECONDS):
+                self._spend(run, visits, limits)
+        except (Timeout, OSError) as cause:
+            raise FafedError(f"{self.path} cannot be used: {cause}") from cause
+
+    def _spend(self, run: str, visits: float, limits: Limits) -> None:
+        today = datetime.now(UTC).date().isoformat()
+        known = self._read()
+        before = known["visits"] if known["day"] == today else 0.0
+        spent = {"run": known["runs"].get(run, 0.0) + visits, "day": before + visits}
+        for period, total in spent.items():
+            limit = getattr(limits, f"max_visits_per_{period}")
+            if total > limit:
+                raise Refusal(
+                    f"the rows of this silo have been looked at as often as they may: its file has "
+                    f"max_visits_per_{period} = {limit:g}; ask who runs the silo"
+                )
+        runs = known["runs"] | {run: spent["run"]}
+        content = {"day": today, "visits": spent["day"], "runs": runs}
+        replace(self.path, [json.dumps(content).encode()])
+
+    def _read(self) -> dict[str, Any]:
+        if not self.path.is_file():
+            return {"day": "", "visits": 0.0, "runs": {}}
+        try:
+            known: dict[str, Any] = json.loads(self.path.read_text("utf-8"))
+            good = isinstance(known["visits"], float) and isinstance(known["runs"], dict)
+        except (ValueError, TypeError, KeyError):
+            good = False
+        if not good:  # an empty budget would be a full one
+            raise FafedError(
+                f"{self.path} is damaged: restore it, or delete it to begin to count anew"
+            )
+        return known
