@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -41,7 +40,7 @@ def serve(
     measure: "share" to measure on the experiment's own data, for try-outs; a file of inputs and
     targets to measure on that; None not to measure.
     """
-    experiment = experiment.changed(checkpoint_every=1)  # silos keep two rounds, not more
+    experiment = experiment.changed(checkpoint_every=1)
     post = Post(transport, terms, Audit(place.path / "audit.jsonl", "server"))
 
     def prepare(experiment: Experiment, engine: str | None) -> Prepared:
@@ -88,14 +87,13 @@ def serve(
         return Prepared(run, goal, shards)
 
     with logged(place.path / "log.txt"):
-        execute(experiment, place, on_record, prepare)
+        execute(experiment, place, on_record, prepare, lag=0)  # silos keep two rounds, not more
 
 
 def greeted(experiment: Experiment, place: RunDir, post: Post) -> dict[str, Any]:
     """Tell the silos what is to be run. What they say at the first start holds for the run:
     then all of them must come; later `min_silos` are enough."""
-    path = place.path / "silos.json"
-    known: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    known = place.json("silos.json", "begin the run anew in another folder")
     terms = post.terms
     if known and known["silos"] != list(terms.silos):
         raise ConfigError(
@@ -139,7 +137,7 @@ def greeted(experiment: Experiment, place: RunDir, post: Post) -> dict[str, Any]
         "units": facts[0]["units"],
         "epoch_steps": facts[0]["epoch_steps"] or _epoch_steps(examples, facts[0]["units"]),
     }
-    place.write("silos.json", json.dumps(known, indent=2))
+    place.write_json("silos.json", known, indent=2)
     return known
 
 

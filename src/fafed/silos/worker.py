@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fafed import __version__, preparation, tree
+from fafed import __version__, files, preparation, tree
 from fafed.algorithm import Algorithm, Exchange
 from fafed.data.batches import ClientBatches, Source
 from fafed.data.checks import check_labels
@@ -30,7 +30,7 @@ from fafed.silos import bodies, memory, messages
 from fafed.silos.audit import Audit, logged
 from fafed.silos.messages import EMPTY, Content, Message, Packed, Place, Refused
 from fafed.silos.site import Refusal, Site
-from fafed.silos.store import Lost, Store, replace
+from fafed.silos.store import Lost, Store
 
 log = logging.getLogger("fafed")
 
@@ -117,7 +117,7 @@ class Worker:
         messages.read(request, place, {"hello": {}}, self.site.limit)
         plan = _plan(facts)
         part = self._loaded(place.run, plan)
-        replace(self._folder(place.run) / "plan.json", [json.dumps(plan._asdict()).encode()])
+        files.write(self._folder(place.run) / "plan.json", [json.dumps(plan._asdict()).encode()])
         share = self.site.data.share
         return (
             "welcome",
