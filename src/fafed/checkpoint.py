@@ -45,8 +45,8 @@ class Saver:
     """Writes the checkpoints of a run and decides which are kept.
 
     All of them survive a kill. Those that also survive a power cut have to wait for the disk, which
-    takes longer than a short round: there is one after `lag` seconds, and one at the end. The last
-    of these is kept beside the newest `KEPT`.
+    takes longer than a short round: the first does, one after `lag` seconds, and the last. The
+    newest of these is kept beside the newest `KEPT`.
     """
 
     def __init__(self, folder: Path, digest: str, lag: float = LAG) -> None:
@@ -67,7 +67,7 @@ class Saver:
     def save(self, run: Run, records: int, *, last: bool) -> None:
         """Write the state after the last finished round. `records` is the descriptor of the file
         whose lines it counts on: they reach the disk before it."""
-        sync = last or time.monotonic() - self.synced >= self.lag
+        sync = last or not self.safe or time.monotonic() - self.synced >= self.lag
         if sync:
             os.fsync(records)
         self.newest = save(run, self.folder, self.digest, sync=sync, keep=self.safe)

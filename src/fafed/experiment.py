@@ -142,7 +142,7 @@ class Experiment(Part):
         content = self.to_dict()
         for key in ("name", "settings", "search", "checkpoint_every"):
             content.pop(key, None)
-        return _without_later(Experiment, content)
+        return _without_later(type(self), content)
 
     @property
     def label(self) -> str:
@@ -258,25 +258,23 @@ def _located(source: str | Path) -> tuple[str, str]:
 # The fields that fingerprints have always held. A field that came later counts where it is not at
 # its default: a run that was begun before it is still the same run.
 _FIRST = {
-    "Experiment": (
-        *("rounds", "local_steps", "batch_size", "opening_batch_size", "seed", "engine", "threads"),
-        *("device", "eval_every", "weights", "participation", "failure", "clip", "weight_decay"),
-        *("loss", "metrics", "data", "model", "algorithm"),
-    ),
-    "Data": (
-        *("name", "function", "folder", "options", "clients", "partition", "validation"),
-        *("train_sample", "bptt"),
-    ),
+    *("rounds", "local_steps", "batch_size", "opening_batch_size", "seed", "engine", "threads"),
+    *("device", "eval_every", "weights", "participation", "failure", "clip", "weight_decay"),
+    *("loss", "metrics", "data", "model", "algorithm"),
+}
+_FIRST_OF_DATA = {
+    *("name", "function", "folder", "options", "clients", "partition", "validation"),
+    *("train_sample", "bptt"),
 }
 
 
 def _without_later(model: type[BaseModel], content: Mapping[str, Any]) -> dict[str, Any]:
+    first = _FIRST_OF_DATA if issubclass(model, Data) else _FIRST
     kept = {}
     for name, value in content.items():
         field = model.model_fields[name]
-        if name not in _FIRST[model.__name__] and value == field.default:
-            continue
-        kept[name] = _without_later(Data, value) if field.annotation is Data else value
+        if name in first or value != field.get_default(call_default_factory=True):
+            kept[name] = _without_later(Data, value) if field.annotation is Data else value
     return kept
 
 
