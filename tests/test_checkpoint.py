@@ -16,6 +16,7 @@ import fafed
 from fafed import ALGORITHMS, checkpoint
 from fafed.checkpoint import CheckpointError
 from fafed.data.batches import examples_of
+from fafed.files import sealed, unsealed
 from fafed.objective import Model
 from fafed.training import build
 
@@ -135,13 +136,18 @@ def test_what_clients_hold_together_is_written_once_and_held_together_again(tmp_
 
 def test_files_without_what_is_held_together_are_read(tmp_path):
     run, path = saved(tmp_path)
-    with checkpoint.safe_open(path, framework="pt") as file:
-        header = json.loads(file.metadata()["fafed"])
+    header = header_of(path)
     assert header.pop("same") == {}
+    header["checksums"] = {name: what[0] for name, what in header.pop("tensors").items()}
     save_file(load_file(path), path, {"fafed": json.dumps(header | {"format": 1})})
     again = Problem(3).run(fafed.FAFED(), 2, 3)
     checkpoint.load(again, path, "digest-of-this-run")
     assert same(run, again)
+
+
+def header_of(path):
+    with checkpoint.safe_open(path, framework="pt") as file:
+        return unsealed(json.loads(file.metadata()["fafed"]))
 
 
 def saved(tmp_path, rounds=3):
@@ -176,14 +182,12 @@ def test_a_flipped_bit_is_refused(tmp_path):
 
 def renamed(path, old, new=None):
     """As another version of the algorithm would have written it."""
-    with checkpoint.safe_open(path, framework="pt") as file:
-        header = json.loads(file.metadata()["fafed"])
-    tensors = load_file(path)
-    for found in (tensors, header["checksums"]):
+    header, tensors = header_of(path), load_file(path)
+    for found in (tensors, header["tensors"]):
         moved = found.pop(old)
         if new:
             found[new] = moved
-    save_file(tensors, path, {"fafed": json.dumps(header)})
+    save_file(tensors, path, {"fafed": json.dumps(sealed(header))})
 
 
 def test_an_option_that_came_later_and_is_not_used_needs_nothing(tmp_path):
@@ -220,12 +224,10 @@ def test_foreign_files_are_refused(tmp_path):
         checkpoint.verify(plain, "digest-of-this-run")
     tensors = load_file(path)
     tensors.pop("server.0.x")
-    with checkpoint.safe_open(path, framework="pt") as file:
-        header = file.metadata()
-    save_file(tensors, path, header)
+    header = header_of(path)
+    save_file(tensors, path, {"fafed": json.dumps(sealed(header))})
     with pytest.raises(CheckpointError, match="tensors are missing"):
         checkpoint.verify(path, "digest-of-this-run")
-    header = {"fafed": json.dumps(json.loads(header["fafed"]) | {"format": 99})}
-    save_file(tensors, path, header)
+    save_file(tensors, path, {"fafed": json.dumps(sealed(header | {"format": 99}))})
     with pytest.raises(CheckpointError, match="format 99"):
         checkpoint.verify(path, "digest-of-this-run")

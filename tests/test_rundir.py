@@ -30,7 +30,7 @@ def data(tmp_path):
 
 
 def numbers(place):
-    return [{**json.loads(line), "seconds": 0} for line in place._lines()]
+    return [{**record.to_dict(), "seconds": 0} for record in place.records()]
 
 
 def fafed(*arguments, **options):

@@ -104,7 +104,7 @@ def test_killed_ranks_and_another_number_of_them_go_on_with_the_same_trajectory(
     assert time.monotonic() - began < 20
     assert job.returncode != 0
     assert "error: rank 0 of 3 " in errors
-    assert f"What was finished is saved: `fafed resume {place.path}`" in errors
+    assert f"The last checkpoint is safe: `fafed resume {place.path}`" in errors
     assert not place.finished()
 
     # this time torchrun itself starts them again

@@ -1,14 +1,17 @@
 """A run's state in a file, and back, bit for bit.
 
 One safetensors file: the server's state and every client's, with a header that says which run and
-round it is and a checksum of each tensor. What clients hold together, as SCAFFOLD's the model of
-the last round, is written once, and held together again when it is read. A file is written beside
-its final name and renamed, so it is either whole or not there; it is checked when read.
+round it is and what each tensor is: its checksum, type and shape. The header has a checksum of its
+own. What clients hold together, as SCAFFOLD's the model of the last round, is written once, and
+held together again when it is read. A file is written beside its final name and renamed, so it is
+either whole or not there; it is checked when read.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -18,23 +21,73 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fafed import tree
+from fafed import files, tree
 from fafed.engines.client import ClientState
 from fafed.engines.distributed import Distributed
 from fafed.errors import FafedError
 from fafed.run import Run, State, Totals
 
-FORMAT = 2
-READABLE = (1, 2)  # 1: everything is written as often as it is held
+FORMAT = 3
+READABLE = (1, 2, 3)  # 1: all is written as often as it is held; 2: no checksum of the header
 KEPT = 2  # the last ones, so that a damaged one does not end a run
+LAG = 1.0  # seconds, at most, between two checkpoints that wait for the disk: about 20 ms each
+OLD_DIGEST = (
+    ", or to this one with another number of rounds: it was written by an earlier fafed, which "
+    "fixed them. Set rounds back to what they were, resume to that end, and raise them then"
+)
 
 
 class CheckpointError(FafedError):
     """A checkpoint that cannot be used."""
 
 
-def save(run: Run, folder: Path, digest: str) -> Path:
-    """Write the state after the last finished round; keeps the newest `KEPT` files."""
+class Saver:
+    """Writes the checkpoints of a run and decides which are kept.
+
+    All of them survive a kill. Those that also survive a power cut have to wait for the disk, which
+    takes longer than a short round: the first does, one after `lag` seconds, and the last. The
+    newest of these is kept beside the newest `KEPT`.
+    """
+
+    def __init__(self, folder: Path, digest: str, lag: float = LAG) -> None:
+        self.folder, self.digest, self.lag = folder, digest, lag
+        self.newest = next(iter(found(folder)), None)
+        self.safe: Path | None = None  # the last one that survives a power cut
+        self.synced = time.monotonic()
+        if self.newest:
+            files.sync_path(self.newest)
+            files.sync_path(folder)
+            self.safe = self.newest
+
+    @property
+    def round(self) -> int:
+        """Of the newest checkpoint."""
+        return round_of(self.newest) if self.newest else 0
+
+    def save(self, run: Run, records: int, *, last: bool) -> None:
+        """Write the state after the last finished round. `records` is the descriptor of the file
+        whose lines it counts on: they reach the disk before it."""
+        sync = last or not self.safe or time.monotonic() - self.synced >= self.lag
+        if sync:
+            os.fsync(records)
+        self.newest = save(run, self.folder, self.digest, sync=sync, keep=self.safe)
+        if sync:
+            self.safe, self.synced = self.newest, time.monotonic()
+
+    def settle(self, records: int) -> None:
+        """Let what was written reach the disk."""
+        os.fsync(records)
+        if self.newest and self.newest != self.safe:
+            files.sync_path(self.newest)
+            files.sync_path(self.folder)
+            self.safe = self.newest
+
+
+def save(
+    run: Run, folder: Path, digest: str, *, sync: bool = True, keep: Path | None = None
+) -> Path:
+    """Write the state after the last finished round. Older files go, except for `keep` and the
+    newest, `KEPT` with this one."""
     state, engine = run.state, _keeping(run)
     tensors = tree.flatten((state.shared, state.buffers), "server")
     clients = engine.states
@@ -54,24 +107,23 @@ def save(run: Run, folder: Path, digest: str) -> Path:
         "clients": present,
         "engine": engine.engine,
         "memo": getattr(engine, "memo", None),  # what a server remembers of real silos
-        "checksums": {name: _checksum(leaf) for name, leaf in tensors.items()},
+        "tensors": {name: _described(leaf) for name, leaf in tensors.items()},
         "same": same,
     }
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"round-{state.round:07d}.safetensors"
-    part = path.with_suffix(".part")
     try:
-        # leaves may be parts of one memory (clients side by side), which safetensors refuses
-        save_file(_unshared(tensors), part, {"fafed": json.dumps(header)})
-        part.replace(path)
+        with files.replacing(path, sync=sync) as part:
+            # leaves may be parts of one memory (clients side by side), which safetensors refuses
+            save_file(_unshared(tensors), part, {"fafed": json.dumps(files.sealed(header))})
     except (OSError, SafetensorError) as cause:
-        part.unlink(missing_ok=True)
         raise CheckpointError(
             f"checkpoint {path} could not be written: {cause}. Free some space and resume; "
             "the checkpoints before it are untouched"
         ) from cause
-    for old in found(folder)[KEPT:]:
-        old.unlink(missing_ok=True)
+    for old in [other for other in found(folder) if other <= path][KEPT:]:
+        if old != keep:
+            old.unlink(missing_ok=True)
     return path
 
 
@@ -80,26 +132,34 @@ def found(folder: Path) -> list[Path]:
     return sorted(folder.glob("round-*.safetensors"), reverse=True)
 
 
+def round_of(path: Path) -> int:
+    """By the name of the file."""
+    digits = path.stem.removeprefix("round-")
+    return int(digits) if digits.isdecimal() else 0
+
+
 def engine_of(path: Path) -> str:
     """The engine that wrote it: a resumed run stays on it, so that every digit stays."""
     return str(_header(path)["engine"])
 
 
-def verify(path: Path, digest: str) -> dict[str, Tensor]:
-    """The tensors of a checkpoint, after every check that can be made."""
+def verify(path: Path, *digests: str) -> dict[str, Tensor]:
+    """The tensors of a checkpoint of the experiment with one of these digests, after every check
+    that can be made."""
     header = _header(path)
-    if header["digest"] != digest:
+    if header["digest"] not in digests:
         raise CheckpointError(
             f"checkpoint {path} belongs to another experiment (its digest is "
-            f"{header['digest'][:12]}, this run's is {digest[:12]})"
+            f"{header['digest'][:12]}, this run's is {digests[0][:12]})"
+            + ("" if header["digest"].startswith("v2-") else OLD_DIGEST)
         )
     return _tensors(path, header)
 
 
-def load(run: Run, path: Path, digest: str) -> None:
+def load(run: Run, path: Path, *digests: str) -> None:
     """Put the run into the state of this checkpoint."""
     engine = _keeping(run)
-    tensors, header = verify(path, digest), _header(path)
+    tensors, header = verify(path, *digests), _header(path)
     device = run.state.shared.x.device
     moved = {id(leaf): leaf.to(device) for leaf in tensors.values()}
     tensors = {name: moved[id(leaf)] for name, leaf in tensors.items()}
@@ -154,11 +214,15 @@ def _keeping(run: Run) -> Any:
 def _header(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework="pt") as file:
-            header: dict[str, Any] = json.loads((file.metadata() or {})["fafed"])
+            header = files.unsealed(written := json.loads((file.metadata() or {})["fafed"]))
         if header["format"] not in READABLE:
             raise CheckpointError(
                 f"checkpoint {path} has format {header['format']}, this fafed reads up to {FORMAT}"
             )
+        if header["format"] >= 3 and len(header) == len(written):
+            raise ValueError("its header has no checksum")
+        if header["round"] != round_of(path):
+            raise ValueError(f"it is of round {header['round']}, and named otherwise")
         return header
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as cause:
         raise CheckpointError(
@@ -168,15 +232,25 @@ def _header(path: Path) -> dict[str, Any]:
 
 def _tensors(path: Path, header: dict[str, Any]) -> dict[str, Tensor]:
     tensors, same = {}, header.get("same", {})
-    with safe_open(path, framework="pt") as file:
-        names = set(file.keys())
-        if names != set(header["checksums"]) or not set(same.values()) <= names:
-            raise CheckpointError(f"checkpoint {path} is damaged: tensors are missing")
-        for name, checksum in header["checksums"].items():
-            tensors[name] = file.get_tensor(name)
-            if _checksum(tensors[name]) != checksum:
-                raise CheckpointError(f"checkpoint {path} is damaged: {name} fails its checksum")
+    told = header["tensors"] if header["format"] >= 3 else header["checksums"]
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = set(file.keys())
+            if names != set(told) or not set(same.values()) <= names:
+                raise CheckpointError(f"checkpoint {path} is damaged: tensors are missing")
+            for name, what in told.items():
+                leaf = tensors[name] = file.get_tensor(name)
+                if what != (_described(leaf) if header["format"] >= 3 else _checksum(leaf)):
+                    raise CheckpointError(
+                        f"checkpoint {path} is damaged: {name} fails its checksum"
+                    )
+    except (OSError, SafetensorError) as cause:
+        raise CheckpointError(f"checkpoint {path} is damaged: {cause}") from cause
     return tensors | {name: tensors[first] for name, first in same.items()}
+
+
+def _described(leaf: Tensor) -> list[Any]:
+    return [_checksum(leaf), str(leaf.dtype).removeprefix("torch."), list(leaf.shape)]
 
 
 def _checksum(leaf: Tensor) -> int:

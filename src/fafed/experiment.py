@@ -128,17 +128,27 @@ class Experiment(Part):
 
     @property
     def digest(self) -> str:
-        """A fingerprint of everything that decides the numbers."""
+        """A fingerprint of everything that decides the numbers of a round; a checkpoint carries it.
+        More rounds do not change those before them. "v2" is the version of this rule."""
+        return f"v2-{_hash(self._decisive() | {'rounds': None})}"
+
+    @property
+    def fingerprint(self) -> str:
+        """The same with the number of rounds: it names the run. Never changes for an experiment,
+        or its run would not be found again; checkpoints carried it before there was `digest`."""
+        return _hash(self._decisive())
+
+    def _decisive(self) -> dict[str, Any]:
         content = self.to_dict()
         for key in ("name", "settings", "search", "checkpoint_every"):
             content.pop(key, None)
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return _without_later(type(self), content)
 
     @property
     def label(self) -> str:
         """Of one run among those of the experiment, as part of a file's name."""
         algorithm = re.sub(r"[^\w.-]", ".", self.algorithm.name)  # no slash leads elsewhere
-        return f"{algorithm}-seed{self.seed}-{self.digest[:8]}"
+        return f"{algorithm}-seed{self.seed}-{self.fingerprint[:8]}"
 
     # Variations.
 
@@ -243,6 +253,33 @@ def _located(source: str | Path) -> tuple[str, str]:
         f"there is no experiment {str(source)!r}: neither a file nor a preset; "
         f"{nearest(str(source), known)}"
     )
+
+
+# The fields that fingerprints have always held. A field that came later counts where it is not at
+# its default: a run that was begun before it is still the same run.
+_FIRST = {
+    *("rounds", "local_steps", "batch_size", "opening_batch_size", "seed", "engine", "threads"),
+    *("device", "eval_every", "weights", "participation", "failure", "clip", "weight_decay"),
+    *("loss", "metrics", "data", "model", "algorithm"),
+}
+_FIRST_OF_DATA = {
+    *("name", "function", "folder", "options", "clients", "partition", "validation"),
+    *("train_sample", "bptt"),
+}
+
+
+def _without_later(model: type[BaseModel], content: Mapping[str, Any]) -> dict[str, Any]:
+    first = _FIRST_OF_DATA if issubclass(model, Data) else _FIRST
+    kept = {}
+    for name, value in content.items():
+        field = model.model_fields[name]
+        if name in first or value != field.get_default(call_default_factory=True):
+            kept[name] = _without_later(Data, value) if field.annotation is Data else value
+    return kept
+
+
+def _hash(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 # Details of reading and writing.

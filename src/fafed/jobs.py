@@ -9,11 +9,13 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from fafed.engines.crew import cores
@@ -21,6 +23,7 @@ from fafed.errors import FafedError
 from fafed.experiment import Experiment
 from fafed.rundir import RunDir, execute
 
+GRACE = 30.0  # seconds that a worker has to save its run when it is stopped
 OnTick = Callable[[Sequence[RunDir]], None]  # called now and then with the runs under way
 
 
@@ -71,8 +74,7 @@ def run_all(
     except BaseException:
         running = list(pool._processes.values())  # the pool forgets them when it is shut down
         pool.shutdown(wait=False, cancel_futures=True)
-        for process in running:
-            process.terminate()  # its checkpoint is on disk
+        end(running)
         raise
     pool.shutdown()
     return places
@@ -98,11 +100,25 @@ def _raise_unless_diverged(future: Future[str | None]) -> None:
 
 
 def follow(parent: int) -> None:
-    """End with the parent, however it ends: an orphan would go on holding its run's lock."""
+    """In a worker: end with the parent, however it ends. An orphan would go on holding its run's
+    lock. Ctrl-C reaches all processes of a terminal: the parent alone decides what it means."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)  # which saves what was finished
+        time.sleep(GRACE)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def end(processes: Sequence[BaseProcess]) -> None:
+    """Stop these workers; each saves what it has finished."""
+    for process in processes:
+        process.terminate()
+    latest = time.monotonic() + GRACE
+    for process in processes:
+        process.join(max(0.0, latest - time.monotonic()))
+        process.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from types import TracebackType
@@ -10,6 +11,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fafed.errors import FafedError
 from fafed.records import Record
 from fafed.rundir import RunDir
 
@@ -94,5 +96,6 @@ class Display:
     def tick(self, places: Sequence[RunDir]) -> None:
         """Look at the runs of other processes."""
         for place in places:
-            if place.exists and place.round():
-                self.update(place.path.name, place.experiment().rounds, place.records()[-1])
+            with contextlib.suppress(FafedError):  # the process that runs it tells what is damaged
+                if place.exists and (last := place.last()):
+                    self.update(place.path.name, place.experiment().rounds, last)

@@ -104,6 +104,7 @@ class Run:
         self.measure_every = measure_every
         self.check_state = check_state
         self.state = State(algorithm.init(x0), buffers, 0, (), Totals())
+        self.underway = False  # a round is, and an exception would undo all of it
         if algorithm.population not in (None, engine.population):
             raise ConfigError(
                 f"{algorithm} runs with {algorithm.population} client, got {engine.population}: "
@@ -129,10 +130,13 @@ class Run:
         invited = self.cohort.invited(number)
         clients = self.cohort.answering(number, invited)
         for _ in range(2 * len(invited) + 1):  # who is lost twice is left out
+            self.underway = getattr(self.engine, "undoes", True)
             try:
                 return self._attempt(began, invited, clients)
             except _Again as again:
                 clients = again.clients
+            finally:
+                self.underway = False
         raise Absent(
             f"round {number}: clients are lost again and again between two exchanges: stopped"
         )
@@ -171,10 +175,17 @@ class Run:
                 totals.seconds,
             )
         totals = totals._replace(seconds=totals.seconds + time.perf_counter() - began)
-        self.engine.commit()
         members = invited if invited == clients else ()
-        self.state = State(shared, buffers, number, members, totals)
-        return self._record(loss, len(clients))
+        state = State(shared, buffers, number, members, totals)
+        try:
+            record = self._record(state, loss, len(clients))
+        except BaseException:
+            self.engine.rollback()
+            raise
+        self.underway = False
+        self.engine.commit()
+        self.state = state
+        return record
 
     def _without_absent(
         self, answered: Any, clients: tuple[int, ...], number: int, first: bool
@@ -215,8 +226,8 @@ class Run:
             )
         return new
 
-    def _record(self, loss: float | None, clients: int) -> Record:
-        shared, buffers, number, _, totals = self.state
+    def _record(self, state: State, loss: float | None, clients: int) -> Record:
+        shared, buffers, number, _, totals = state
         last = number == self.rounds
         wanted = self.measure and (last or number % self.measure_every == 0)
         measured = self.measure(shared.x, buffers) if self.measure and wanted else {}

@@ -3,11 +3,13 @@
     experiment.toml    the configuration
     environment.json   versions, git revision, threads, engine
     clients.json       clients x classes, for the report
-    records.jsonl      one line per round, appended and flushed
-    checkpoints/       the last two states
+    records.jsonl      one line per round, appended
+    checkpoints/       the last states
+    before-1/          records and checkpoints that were moved out of the way by --again
 
 A record is written before its round's checkpoint: records beyond the newest usable checkpoint
-belong to a round that was cut short, and are dropped when the run goes on.
+belong to rounds that were cut short, and are made again when the run goes on. A checkpoint beyond
+the records is a sign of damage. Where the run cannot go on, it is refused and nothing is changed.
 """
 
 from __future__ import annotations
@@ -15,21 +17,23 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 from filelock import FileLock, Timeout
 
-from fafed import __version__, allocation
+from fafed import __version__, allocation, files, records
 from fafed.errors import ConfigError, FafedError, without_passwords
 from fafed.experiment import Experiment
+from fafed.files import Damaged
 from fafed.records import Record
 from fafed.report.runs import RunData
+from fafed.stopping import Stopping
 
 log = logging.getLogger("fafed")
 
@@ -67,37 +71,81 @@ class RunDir:
 
     def records(self) -> list[Record]:
         """The rounds so far; a line cut short by a kill is left out."""
-        return [Record(**json.loads(line)) for line in self._lines()]
+        newest = self._newest()  # looked up first: a run that is under way writes it last
+        lines = records.read(self._records)
+        if lines.wrong:
+            raise Damaged(f"{self._records}, {lines.wrong}: the file is damaged. {self._cure()}")
+        if len(lines.records) < newest:
+            raise Damaged(
+                f"{self._records} ends with line {len(lines.records)}, but there is a checkpoint "
+                f"of round {newest}: lines are missing. {self._cure()}"
+            )
+        return lines.records
 
     def round(self) -> int:
-        """Rounds finished."""
-        lines = self._lines()
-        return int(json.loads(lines[-1])["round"]) if lines else 0
+        """Rounds finished, by the last line."""
+        last = self.last()
+        return last.round if last else 0
+
+    def last(self) -> Record | None:
+        """The last record."""
+        try:
+            return records.last(self._records)
+        except (ValueError, TypeError) as error:
+            raise Damaged(
+                f"{self._records}, last line: {error}: the file is damaged. {self._cure()}"
+            ) from error
 
     def finished(self) -> bool:
         """The last record is there, and its checkpoint (unless all were thrown away): a run may
-        be killed between the two."""
-        if not self.exists or self.round() < (rounds := self.experiment().rounds):
+        be killed between the two. A damaged run is not finished: to go on mends it, or says why
+        that cannot be."""
+        newest = self._newest()
+        try:
+            if not self.exists or self.round() < (rounds := self.experiment().rounds):
+                return False
+        except FafedError:
             return False
-        kept = sorted(self.checkpoints.glob("round-*.safetensors"))
-        return not kept or int(kept[-1].stem.removeprefix("round-")) >= rounds
+        return not newest or newest >= rounds
+
+    def _newest(self) -> int:
+        """The round of the newest checkpoint, whole or not."""
+        names = (path.stem for path in self.checkpoints.glob("round-*.safetensors"))
+        return max((int(name[6:]) for name in names if name[6:].isdecimal()), default=0)
+
+    @property
+    def _records(self) -> Path:
+        return self.path / "records.jsonl"
+
+    def _cure(self) -> str:
+        return (
+            f"`fafed resume {self.path}` goes on from a checkpoint if one fits; else restore the "
+            "file from a backup, or begin anew with --again, which moves what is there aside"
+        )
 
     def failure(self) -> str | None:
         """Why the run cannot go on, if it diverged."""
         path = self.path / "failure.txt"
-        return path.read_text("utf-8") if path.is_file() else None
+        return path.read_text("utf-8", "replace") if path.is_file() else None
 
     def data(self) -> RunData:
-        """What a report is made from."""
-        clients = self._json("clients.json")
-        records = [json.loads(line) for line in self._lines()]
-        if any(record.get("train") for record in records):  # better than the clients' own
-            for record in records:
-                record["train_loss"] = (record.get("train") or {}).get("loss")
+        """What a report is made from. Raises `Damaged`, or what else is wrong with a file."""
+        experiment, environment = self.experiment(), self.json("environment.json")
+        if environment.get("digest") not in (None, experiment.digest):
+            raise Damaged(
+                f"{self.path / 'experiment.toml'} is not the one that the records were made with: "
+                "set it back to that, or begin anew with "
+                f"`fafed resume {self.path} --again`, which moves the records aside"
+            )
+        clients = self.json("clients.json")
+        rows = [record.to_dict() for record in self.records()]
+        if any(row["train"] for row in rows):  # better than the clients' own
+            for row in rows:
+                row["train_loss"] = row["train"].get("loss")
         return RunData(
             name=self.path.name,
-            config=self.experiment().to_dict(),
-            records=records,
+            config=experiment.to_dict(),
+            records=rows,
             counts=clients.get("counts"),
             classes=clients.get("classes"),
             finished=self.finished(),
@@ -107,7 +155,7 @@ class RunDir:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the directory; a second process is refused. The lock dies with its process."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        files.make_folder(self.path)
         lock = FileLock(self.path / ".lock")
         try:
             lock.acquire(timeout=0)
@@ -120,25 +168,42 @@ class RunDir:
         finally:
             lock.release()
 
-    def _lines(self) -> list[str]:
-        path = self.path / "records.jsonl"
-        if not path.is_file():
-            return []
-        whole = path.read_text("utf-8").split("\n")[:-1]  # what follows the last newline is cut
-        return [line for line in whole if line]
-
-    def _json(self, name: str) -> dict[str, Any]:
+    def json(self, name: str, cure: str | None = None) -> dict[str, Any]:
+        """The content of a file that `write_json` has written; empty if there is none."""
         path = self.path / name
-        return dict(json.loads(path.read_text("utf-8"))) if path.is_file() else {}
+        try:
+            return files.unsealed(json.loads(path.read_bytes())) if path.is_file() else {}
+        except (OSError, ValueError, RecursionError) as cause:
+            again = f"delete it: `fafed resume {self.path}` writes it again"
+            raise Damaged(
+                f"{path} is damaged: {cause}. Restore it from a backup, or {cure or again}"
+            ) from cause
+
+    def write_json(self, name: str, content: dict[str, Any], **layout: Any) -> None:
+        text = json.dumps(files.sealed(content), **layout)
+        path = self.path / name
+        if not path.is_file() or path.read_bytes() != text.encode():  # to wait for a disk is slow
+            self.write(name, text)
 
     def write(self, name: str, text: str) -> None:
-        """Whole or not at all."""
-        part = self.path / f".{name}.part"
-        try:
-            part.write_text(text, "utf-8")
-            part.replace(self.path / name)
-        except OSError as cause:
-            raise FafedError(f"{self.path / name} could not be written: {cause}") from cause
+        """Whole or not at all, also after a power cut."""
+        files.write(self.path / name, [text.encode()])
+
+    def set_aside(self) -> None:
+        """Move records and checkpoints into a folder of their own: the run begins anew."""
+        there = [self._records, self.checkpoints, self.path / "failure.txt"]
+        if not any(path.exists() for path in there):
+            return
+        taken = [folder.name for folder in self.path.glob("before-*")]
+        number = next(n for n in range(1, len(taken) + 2) if f"before-{n}" not in taken)
+        aside = self.path / f"before-{number}"
+        files.make_folder(aside)
+        for path in there:
+            if path.exists():
+                path.rename(aside / path.name)
+        files.sync_path(aside)
+        files.sync_path(self.path)
+        log.warning("what was there is now in %s", aside)
 
 
 OnRecord = Callable[[Record], None]
@@ -149,52 +214,109 @@ def execute(
     place: RunDir,
     on_record: OnRecord | None = None,
     prepare: Callable[[Experiment, str | None], Any] | None = None,
+    *,
+    again: bool = False,
+    lag: float | None = None,
 ) -> None:
     """Run the experiment in its directory, from where it stopped if it was begun before.
 
-    An interrupt (Ctrl-C) or a kill at any moment loses at most the round under way. `prepare`
-    makes the run: in simulation if it is None.
+    An interrupt (Ctrl-C, SIGTERM) loses at most the round under way, a kill what follows the last
+    checkpoint, a power cut what follows the last one that is older than `lag` seconds (None: see
+    `checkpoint.LAG`). `again` begins with round 1 and moves what is there aside. `prepare` makes
+    the run: in simulation if it is None.
     """
     from fafed import checkpoint, preparation
 
     allocation.keep_memory()
-    with place.locked():
-        if not place.exists:
+    with place.locked(), Stopping() as stopping:
+        files.sweep(place.path)
+        files.sweep(place.checkpoints)
+        if again:
+            place.set_aside()
+        start = _start(place, experiment)
+        if not place.exists or not _same(place, experiment):
             place.write("experiment.toml", experiment.to_toml())
-        digest = experiment.digest
-        usable = _newest_usable(place, digest)
-        engine = checkpoint.engine_of(usable) if usable else None
+        engine = checkpoint.engine_of(start.path) if start.path else None
         prepared = (prepare or preparation.prepare)(experiment, engine)
         run = prepared.run
-        if usable:
-            checkpoint.load(run, usable, digest)
+        if start.path:
+            checkpoint.load(run, start.path, *start.digests)
         checkpoint.share(run)
-        _cut(place, run.state.round)
+        _cut(place, start, run.state.round)
         (place.path / "failure.txt").unlink(missing_ok=True)
-        place.write("environment.json", json.dumps(environment(prepared), indent=2))
+        told = environment(prepared) | {"digest": experiment.digest}
+        place.write_json("environment.json", told, indent=2)
         shards = prepared.shards
         if shards.counts is not None:
-            picture = {"classes": shards.classes, "counts": shards.counts}
-            place.write("clients.json", json.dumps(picture))
-        # Unbuffered: closing it has nothing left to write, which would fail once more.
-        with (place.path / "records.jsonl").open("ab", buffering=0) as file:
-            for record in _until_divergence(run, place):
-                _append(file, json.dumps(record.to_dict()) + "\n")
-                if due(record, experiment):
-                    checkpoint.save(run, place.checkpoints, digest)
-                if on_record:
-                    on_record(record)
+            place.write_json("clients.json", {"classes": shards.classes, "counts": shards.counts})
+        descriptor = os.open(place._records, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            place.checkpoints.mkdir(exist_ok=True)
+            files.sync_path(place.path)
+            pace = checkpoint.LAG if lag is None else lag
+            saver = checkpoint.Saver(place.checkpoints, experiment.digest, pace)
+            _go_on(run, experiment, place, descriptor, saver, stopping, on_record)
+        finally:
+            os.close(descriptor)
 
 
-def _append(file: FileIO, line: str) -> None:
-    left = memoryview(line.encode())
+def _go_on(
+    run: Any,
+    experiment: Experiment,
+    place: RunDir,
+    descriptor: int,
+    saver: Any,
+    stopping: Stopping,
+    on_record: OnRecord | None,
+) -> None:
+    """Round after round; what was finished is saved, whatever ends them."""
+    written = run.state.round
+    ranks = getattr(run.engine, "ranks", None)  # the others have a part of the state
+    stopping.at_once = lambda: run.underway
     try:
-        while left:
-            left = left[file.write(left) :]
+        for record in _until_divergence(run, place):
+            stopping.saving = True
+            _append(descriptor, place, records.to_line(record))
+            written = record.round
+            leave = agreed(run, stopping)
+            if leave or due(record, experiment):
+                saver.save(run, descriptor, last=leave or record.round == experiment.rounds)
+            stopping.saving = False
+            if on_record:
+                on_record(record)
+            if leave:
+                end_together(ranks)
+            if ranks is None:
+                stopping.check()
+    except BaseException:
+        stopping.saving = True
+        with contextlib.suppress(FafedError, OSError):  # the first error counts
+            whole = ranks is None and not stopping.abrupt and run.state.round == written
+            if whole and written > saver.round:
+                saver.save(run, descriptor, last=True)
+            saver.settle(descriptor)
+        raise
+
+
+def agreed(run: Any, stopping: Stopping) -> bool:
+    """After a round on several ranks: whether one of them was asked to stop. Then all do."""
+    ranks = getattr(run.engine, "ranks", None)
+    return ranks is not None and ranks.any(stopping.asked is not None)
+
+
+def end_together(ranks: Any) -> NoReturn:
+    """Everything is saved. torchrun stops the others when one has ended, so none ends before."""
+    ranks.any(True)
+    raise KeyboardInterrupt
+
+
+def _append(descriptor: int, place: RunDir, line: bytes) -> None:
+    try:
+        files.append(descriptor, line)
     except OSError as cause:
         raise FafedError(
-            f"{file.name} could not be written: {cause}. Free some space and resume; the newest "
-            "checkpoint is safe"
+            f"{place._records} could not be written: {cause}. Free some space and resume; the "
+            "newest checkpoint is safe"
         ) from cause
 
 
@@ -213,25 +335,68 @@ def _until_divergence(run: Iterable[Record], place: RunDir) -> Iterator[Record]:
         raise
 
 
-def _newest_usable(place: RunDir, digest: str) -> Path | None:
-    """The newest checkpoint that is whole and this run's; says why one is passed over."""
+class _Start(NamedTuple):
+    """Where a run begins or goes on."""
+
+    path: Path | None  # the checkpoint
+    digests: tuple[str, ...]
+    lines: records.Lines
+
+
+def _start(place: RunDir, experiment: Experiment) -> _Start:
+    """The newest checkpoint that is whole, this run's, and whose records are all there; says why
+    one is passed over. Refuses to begin anew where that would write over records."""
     from fafed import checkpoint
 
-    for path in checkpoint.found(place.checkpoints):
+    lines, there = records.read(place._records), checkpoint.found(place.checkpoints)
+    if lines.wrong:
+        log.warning("%s, %s: it is damaged from there on", place._records, lines.wrong)
+    causes = []
+    for path in there:
+        round = checkpoint.round_of(path)
+        # before there was a digest, a checkpoint carried the fingerprint, with the rounds in it
+        earlier = (experiment.fingerprint, experiment.changed(rounds=max(1, round)).fingerprint)
+        digests = (experiment.digest, *earlier)
         try:
-            checkpoint.verify(path, digest)
+            checkpoint.verify(path, *digests)
         except checkpoint.CheckpointError as error:
-            log.warning("%s; trying the one before it", error)
+            causes.append(str(error))
         else:
-            return path
-    return None
+            if round <= len(lines.records):
+                for newer in there[: there.index(path)]:
+                    newer.rename(newer.with_suffix(".aside"))
+                return _Start(path, digests, lines)
+            causes.append(
+                f"checkpoint {path} needs {round} records, {place._records} has "
+                f"{len(lines.records)} whole ones"
+            )
+        log.warning("%s; trying the one before it", causes[-1])
+    if there or lines.there > experiment.checkpoint_every:
+        why = "; ".join(causes) or f"{place.checkpoints} has none, {place._records} has records"
+        raise FafedError(
+            f"{place.path} cannot go on, because no checkpoint can be used: {why}. Restore the "
+            "files from a backup, or set experiment.toml back if it was changed. To begin anew "
+            f"with round 1: `fafed resume {place.path} --again`, which moves what is there aside"
+        )
+    if lines.there:  # killed before the first checkpoint
+        place.set_aside()
+    return _Start(None, (), records.read(place._records))
 
 
-def _cut(place: RunDir, round: int) -> None:
-    """Drop the records after this round."""
-    kept = [line for line in place._lines() if json.loads(line)["round"] <= round]
-    if (place.path / "records.jsonl").is_file():
-        place.write("records.jsonl", "".join(line + "\n" for line in kept))
+def _same(place: RunDir, experiment: Experiment) -> bool:
+    """Whether the file says what is run; a damaged one does not."""
+    try:
+        found = place.experiment()
+    except FafedError:
+        return False
+    return (found.digest, found.rounds) == (experiment.digest, experiment.rounds)
+
+
+def _cut(place: RunDir, start: _Start, round: int) -> None:
+    """Drop the records after this round: they are made again."""
+    if start.lines.there > round or start.lines.torn:
+        content = b"".join(line + b"\n" for line in start.lines.raw[:round])
+        files.write(place._records, [content])
 
 
 def environment(prepared: Any) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from fafed.engines.distributed import Distributed
 from fafed.engines.ranks import Ranks
 from fafed.experiment import Experiment
 from fafed.preparation import prepare
-from fafed.rundir import OnRecord, RunDir, due, execute
+from fafed.rundir import OnRecord, RunDir, agreed, due, end_together, execute
+from fafed.stopping import Stopping
 
 
 def lead(
@@ -23,19 +24,21 @@ def lead(
     on_record: OnRecord,
     ranks: Ranks,
     workers: int | None = None,
+    *,
+    again: bool = False,
 ) -> None:
     """Rank 0: run the experiment in its directory."""
 
     def prepared(experiment: Experiment, engine: str | None) -> Any:
         ranks.cure = (
-            f"What was finished is saved: `fafed resume {place.path}`, under torchrun with any "
-            "number of ranks or without it, goes on"
+            f"The last checkpoint is safe: `fafed resume {place.path}`, under torchrun with any "
+            "number of ranks or without it, goes on from there"
         )
         plan = {"engine": engine, "workers": workers, "cure": ranks.cure}
         ranks.tell({"experiment": experiment.to_dict()} | plan)
         return prepare(experiment, engine, ranks, workers=workers or ranks.workers())
 
-    execute(experiment, place, on_record, prepared)
+    execute(experiment, place, on_record, prepared, again=again)
 
 
 def take_part(ranks: Ranks) -> None:
@@ -49,6 +52,11 @@ def take_part(ranks: Ranks) -> None:
     run = prepare(experiment, plan["engine"], ranks, workers=workers).run
     assert isinstance(run.engine, Distributed)
     checkpoint.share(run)
-    for record in run:
-        if due(record, experiment):
-            run.engine.hand_over()
+    with Stopping() as stopping:
+        stopping.at_once = lambda: False  # rank 0 saves after the round, with the help of all
+        for record in run:
+            leave = agreed(run, stopping)
+            if leave or due(record, experiment):
+                run.engine.hand_over()
+            if leave:
+                end_together(ranks)

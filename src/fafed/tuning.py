@@ -31,7 +31,7 @@ from fafed.data import DATASETS
 from fafed.engines.crew import cores
 from fafed.errors import ConfigError, FafedError, without_passwords
 from fafed.experiment import Experiment
-from fafed.jobs import follow
+from fafed.jobs import end, follow
 from fafed.preparation import prepare
 from fafed.records import Record
 from fafed.report.runs import StudyData
@@ -112,7 +112,7 @@ def tune(
     experiment = experiment.with_algorithm(algorithm)
     folder = root / experiment.name / f"tune-{algorithm}"
     folder.mkdir(parents=True, exist_ok=True)
-    content = json.dumps([experiment.digest, choices], sort_keys=True)
+    content = json.dumps([experiment.fingerprint, choices], sort_keys=True)
     told = hashlib.sha256(content.encode()).hexdigest()[:8]
     plan = Plan(
         name=f"{experiment.name}-{algorithm}-{rule}-{told}",
@@ -147,8 +147,7 @@ def tune(
                 shown = done
                 on_trial(_data(study, plan))
     except BaseException:
-        for process in processes:
-            process.terminate()  # its checkpoint is on disk
+        end(processes)
         raise
     if any(process.exitcode for process in processes):
         raise FafedError("a tuning process failed, see above; start the same command to go on")

@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from fafed import files
 from fafed.errors import FafedError
 from fafed.experiment import Experiment
 from fafed.records import Record
@@ -162,9 +163,7 @@ class Ledger:
         for name in sorted(names):
             mine = sorted(key for key, o in self.outcomes.items() if o.job.experiment == name)
             text = "".join(json.dumps(self.outcomes[key].plain()) + "\n" for key in mine)
-            part = folder / f".{name}.part"
-            part.write_text(text, "utf-8")
-            part.replace(folder / f"{name}.jsonl")
+            files.write(folder / f"{name}.jsonl", [text.encode()])
         for file in folder.glob("*.jsonl"):
             if file.stem not in names:
                 file.unlink()

@@ -8,7 +8,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -33,33 +33,27 @@ CORES = os.cpu_count() or 1
 
 
 @contextlib.contextmanager
-def interruptible() -> Iterator[Callable[[], None]]:
-    """Ctrl-C ends a command with exit code 130; every finished round is on disk by then.
-
-    What it yields stops the command if Ctrl-C was pressed: Python drops an interrupt that arrives
-    while an object is being cleaned up, so a loop had better ask, too.
-    """
-    pressed = False
+def interruptible() -> Iterator[None]:
+    """Ctrl-C ends a command with exit code 130, SIGTERM with 143; every finished round is on disk
+    by then."""
+    came = signal.SIGINT
 
     def note(number: int, frame: FrameType | None) -> None:
-        nonlocal pressed
-        pressed = True
+        nonlocal came
+        came = signal.Signals(number)
         raise KeyboardInterrupt
 
-    def ask() -> None:
-        if pressed:
-            raise KeyboardInterrupt
-
     main = threading.current_thread() is threading.main_thread()  # others get no signals
-    before = signal.signal(signal.SIGINT, note) if main else None
+    signals = [signal.SIGINT, *([] if "WORLD_SIZE" in os.environ else [signal.SIGTERM])]
+    before = {number: signal.signal(number, note) for number in signals} if main else {}
     try:
-        yield ask
+        yield
     except KeyboardInterrupt:
         typer.echo("interrupted: what was finished is saved; the same command goes on", err=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(128 + came) from None
     finally:
-        if main:
-            signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def print_json(value: Any) -> None:

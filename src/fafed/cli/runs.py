@@ -38,6 +38,10 @@ Timeout = Annotated[
     float, typer.Option(min=1, help="Under torchrun: seconds that a rank waits for the others.")
 ]
 
+Again = Annotated[
+    bool, typer.Option("--again", help="Begin with round 1; what is there is moved aside.")
+]
+
 
 def run(
     experiment: Name,
@@ -46,6 +50,7 @@ def run(
     track: Track = None,
     workers: Workers = None,
     timeout: Timeout = 600.0,
+    again: Again = False,
     as_json: Json = False,
 ) -> None:
     """Run one experiment; one that was begun goes on, one that is finished is not repeated."""
@@ -54,7 +59,7 @@ def run(
 
     def lead(ranks: Ranks | None) -> None:
         found = Experiment.read(experiment, changes or ())
-        _run(found, RunDir.of(found, root), as_json, track, workers, ranks)
+        _run(found, RunDir.of(found, root), as_json, track, workers, ranks, again)
 
     _on_ranks(lead, timeout)
 
@@ -64,6 +69,7 @@ def resume(
     track: Track = None,
     workers: Workers = None,
     timeout: Timeout = 600.0,
+    again: Again = False,
     as_json: Json = False,
 ) -> None:
     """Go on with a run from its last checkpoint."""
@@ -72,7 +78,7 @@ def resume(
     found = RunDir(place)
 
     def lead(ranks: Ranks | None) -> None:
-        _run(found.experiment(), found, as_json, track, workers, ranks)
+        _run(found.experiment(), found, as_json, track, workers, ranks, again)
 
     _on_ranks(lead, timeout)
 
@@ -105,6 +111,7 @@ def _run(
     track: str | None,
     workers: int | None,
     ranks: Ranks | None,
+    again: bool,
 ) -> None:
     from functools import partial
 
@@ -114,17 +121,16 @@ def _run(
     from fafed.rundir import execute
     from fafed.trackers import open_tracker
 
-    if place.finished():
+    if place.finished() and not again:
         typer.echo(f"already finished: {place.path}", err=True)
         if ranks:
             ranks.tell(None)
     else:
         label = place.path.name
         tracker = open_tracker(track, label, experiment.to_dict()) if track else None
-        with interruptible() as ask, Display(quiet=as_json) as display:
+        with interruptible(), Display(quiet=as_json) as display:
 
             def show(record: Record) -> None:
-                ask()
                 display.update(label, experiment.rounds, record)
                 if tracker:
                     tracker.record(record)
@@ -134,9 +140,9 @@ def _run(
                 if ranks:
                     from fafed.torchrun import lead
 
-                    lead(experiment, place, show, ranks, workers)
+                    lead(experiment, place, show, ranks, workers, again=again)
                 else:
-                    execute(experiment, place, show, partial(prepare, workers=workers))
+                    execute(experiment, place, show, partial(prepare, workers=workers), again=again)
             finally:
                 if tracker:
                     tracker.close()
@@ -189,6 +195,7 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Search the algorithms' grids; ends with a table, a report and a TOML file of the best."""
+    from fafed import files
     from fafed.errors import ConfigError
     from fafed.experiment import Experiment
     from fafed.report import write
@@ -226,7 +233,7 @@ def tune(
     path = root / found.name / "best.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
     chosen_by = studies[0].rule
-    path.write_text(f"# Chosen by: {chosen_by}.\n\n{tuned.to_toml()}", "utf-8")
+    files.write(path, [f"# Chosen by: {chosen_by}.\n\n{tuned.to_toml()}".encode()])
     runs = [
         RunDir.of(found.with_algorithm(name, **chosen), root / found.name / f"tune-{name}").data()
         for name, chosen in settings.items()
@@ -271,23 +278,7 @@ def list_runs(root: Root = ROOT, as_json: Json = False) -> None:
 
     from fafed.rundir import all_runs
 
-    rows: list[dict[str, Any]] = []
-    for place in all_runs(root):
-        experiment, records = place.experiment(), place.records()
-        last = records[-1] if records else None
-        state = "finished" if place.finished() else ("diverged" if place.failure() else "stopped")
-        rows.append(
-            {
-                "run": str(place.path),
-                "algorithm": experiment.algorithm.name,
-                "seed": experiment.seed,
-                "round": last.round if last else 0,
-                "rounds": experiment.rounds,
-                "state": state,
-                "train_loss": last.train_loss if last else None,
-                "test": next((r.test for r in reversed(records) if r.test), {}),
-            }
-        )
+    rows = [_row(place) for place in all_runs(root)]
     if as_json:
         print_json(rows)
         return
@@ -296,12 +287,38 @@ def list_runs(root: Root = ROOT, as_json: Json = False) -> None:
         return
     table = Table("round", "state", "train loss", "test", "run", box=None)
     for row in rows:
+        rounds = "" if row["damage"] else f"{row['round']}/{row['rounds']}"
         loss = "" if row["train_loss"] is None else f"{row['train_loss']:.4g}"
         test = " ".join(f"{k} {v:.4g}" for k, v in row["test"].items())
-        table.add_row(f"{row['round']}/{row['rounds']}", row["state"], loss, test, Text(row["run"]))
+        table.add_row(rounds, row["state"], loss, test, Text(row["run"]))
+        if row["damage"]:
+            typer.echo(f"damaged: {row['damage']}", err=True)
     console = Console()  # as wide as it needs, so that the names of runs can be pasted
     wide = console.measure(table, options=console.options.update(width=10_000)).maximum
     Console(width=max(console.width, wide)).print(table)
+
+
+def _row(place: RunDir) -> dict[str, Any]:
+    """A run as `fafed runs` tells it; one that is damaged has no numbers."""
+    from fafed.errors import FafedError
+
+    row: dict[str, Any] = dict.fromkeys(("algorithm", "seed", "round", "rounds", "train_loss"))
+    row |= {"run": str(place.path), "state": "damaged", "test": {}, "damage": None}
+    try:
+        data, records = place.data(), place.records()
+    except FafedError as error:
+        return row | {"damage": str(error)}
+    state = "finished" if data.finished else ("diverged" if data.failure else "stopped")
+    last = records[-1] if records else None
+    return row | {
+        "algorithm": data.config["algorithm"]["name"],
+        "seed": data.config["seed"],
+        "round": last.round if last else 0,
+        "rounds": data.config["rounds"],
+        "state": state,
+        "train_loss": last.train_loss if last else None,
+        "test": next((r.test for r in reversed(records) if r.test), {}),
+    }
 
 
 def report(
@@ -333,15 +350,25 @@ def _report(
 ) -> None:
     from rich.console import Console
 
+    from fafed.errors import FafedError
     from fafed.report import rich_table, table, write
 
-    runs = [place.data() for place in places]
+    runs, damaged = [], {}
+    for place in places:
+        try:
+            runs.append(place.data())
+        except FafedError as error:
+            damaged[place.path.name] = str(error)
+            typer.echo(f"damaged: {error}", err=True)
+    if not runs:
+        raise FafedError(f"no run can be shown: {'; '.join(damaged.values())}")
     for run in runs:
         if run.failure is not None:
             typer.echo(f"{run.name}: {run.failure}", err=True)
-    page = write(runs, folder, title=title, target=target)
+    page = write(runs, folder, title=title, target=target, damaged=damaged)
     if as_json:
-        print_json({"report": str(page), "rows": [asdict(row) for row in table(runs)]})
+        rows = [asdict(row) for row in table(runs)]
+        print_json({"report": str(page), "rows": rows, "damaged": damaged})
         return
     Console().print(rich_table(runs))
     typer.echo(f"report: {page}")

@@ -216,3 +216,17 @@ def server(
     if measure:
         text += f"measure = {json.dumps(str(measure.absolute()))}\n"
     typer.echo(f"{install(kit, text)}")
+
+
+@app.command()
+def audit(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An audit.jsonl.")],
+    head: Annotated[
+        str | None, typer.Option(help="A hash that this command printed before: still there?")
+    ] = None,
+) -> None:
+    """Check that no line of an audit file was changed or removed; prints the hash of the last."""
+    from fafed.silos.audit import verify
+
+    lines, last = verify(file, head)
+    typer.echo(f"{lines} lines, whole; the hash of the last: {last}")

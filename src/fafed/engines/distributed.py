@@ -30,6 +30,8 @@ PARCEL = 2**26  # bytes: clients' states travel in parcels of about this size
 class Distributed:
     """The clients of this rank, and through the others all clients."""
 
+    undoes = False  # one rank alone cannot give a round up
+
     def __init__(self, simulation: Simulation, ranks: Ranks) -> None:
         self.simulation = simulation
         self.ranks = ranks

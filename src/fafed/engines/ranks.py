@@ -78,6 +78,10 @@ class Ranks:
             dist.all_reduce(buffer)
         return buffer
 
+    def any(self, here: bool) -> bool:
+        """Whether it is so on any rank."""
+        return bool(self.add(torch.tensor([float(here)])).item())
+
     def tell(self, note: Any = None, source: int = 0) -> Any:
         """What rank `source` has to say to all, something that JSON can hold."""
         if self.rank != source:
@@ -149,7 +153,9 @@ class Ranks:
 
     def stop(self, number: int, frame: FrameType | None) -> None:
         """On SIGTERM."""
-        raise self._explained("was stopped by torchrun, as all are when one of them has ended")
+        raise self._explained(
+            "was stopped by torchrun, as all are when one of them has ended or torchrun is stopped"
+        )
 
 
 @contextlib.contextmanager

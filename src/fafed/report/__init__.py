@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fafed.report.page import page
@@ -20,13 +20,15 @@ def write(
     title: str | None = None,
     target: float | None = None,
     studies: Sequence[StudyData] = (),
+    damaged: Mapping[str, str] | None = None,
 ) -> Path:
     """Write report.html and its static pictures into `folder`; returns the path of the page.
 
     `target` is a value of the metric that curves are ranked by (an accuracy of 85 % is 0.85); the
     report then says what each curve spent to reach it. Without it, one is chosen by a stated rule.
+    `damaged` names runs that could not be read, and says why.
     """
-    document = page(runs, title=title, target=target, studies=studies)
+    document = page(runs, title=title, target=target, studies=studies, damaged=damaged)
     folder.mkdir(parents=True, exist_ok=True)
     write_figures(runs, folder)
     path = folder / "report.html"

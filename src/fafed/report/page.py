@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 
@@ -32,6 +32,7 @@ def page(
     title: str | None = None,
     target: float | None = None,
     studies: Sequence[StudyData] = (),
+    damaged: Mapping[str, str] | None = None,
 ) -> str:
     """The whole report as one HTML document."""
     curves, rows = make_curves(runs), table(runs)
@@ -57,7 +58,8 @@ def page(
         "studies": [coordinates(study) for study in studies if ranked(study)],
     }
 
-    notes = remarks(runs, curves)
+    notes = [f"{name} is left out, it is damaged: {why}" for name, why in (damaged or {}).items()]
+    notes += remarks(runs, curves)
     if not measured:
         notes.append(
             "Nothing was measured on test or validation data: the training loss ranks the curves."

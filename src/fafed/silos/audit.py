@@ -1,8 +1,15 @@
-"""What was sent and received, one line of JSON each, appended and never changed; and the log."""
+"""What was sent and received, one line of JSON each, appended and never changed; and the log.
+
+Each line carries the SHA-256 of the line before it, so that a line that was changed, removed or put
+in shows. Lines that are missing at the end show only against a hash that was noted elsewhere: the
+one that `fafed silos audit` prints. A line that a crash cut short stays, and the next one says so.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import hashlib
 import json
 import logging
 import os
@@ -12,8 +19,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from fafed import files
 from fafed.errors import FafedError
-from fafed.silos import private
+from fafed.files import Damaged
 from fafed.silos.messages import OneLine, Place
 
 
@@ -24,7 +32,7 @@ class Audit:
         self.path = path
         self.who = who
         self.lock = threading.Lock()  # the lines of two threads do not mix
-        private.folder(path.parent)
+        files.make_folder(path.parent, private=True)
 
     def note(
         self,
@@ -47,12 +55,12 @@ class Audit:
             "sha256": digest,
             **more,
         }
-        data = (json.dumps(line) + "\n").encode()
         try:
             with self.lock:
-                file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+                file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
                 try:
-                    os.write(file, data)
+                    fcntl.flock(file, fcntl.LOCK_EX)  # of several processes; ends with the file
+                    _append(file, line)
                 finally:
                     os.close(file)
         except OSError as cause:
@@ -62,11 +70,81 @@ class Audit:
             ) from cause
 
 
+def _append(file: int, line: dict[str, Any]) -> None:
+    facts = os.fstat(file)
+    if facts.st_mode & 0o077:
+        os.fchmod(file, 0o600)
+    last, torn = _last(file, facts.st_size)
+    chained = line | {"before": _hash(last)} | ({"torn": True} if torn else {})
+    try:
+        files.append(file, b"\n" * torn + json.dumps(chained).encode() + b"\n")
+    except OSError:
+        os.ftruncate(file, facts.st_size)  # all of a line or nothing
+        raise
+
+
+def _last(file: int, size: int) -> tuple[bytes, bool]:
+    """The last line, and whether it was cut short."""
+    tail, start = b"", size
+    while start and tail.count(b"\n", 0, -1) == 0:
+        length = min(start, max(4096, size - start))
+        start -= length
+        tail = os.pread(file, length, start) + tail
+    torn = bool(tail) and not tail.endswith(b"\n")
+    return tail.removesuffix(b"\n").rpartition(b"\n")[2], torn
+
+
+def _hash(line: bytes) -> str:
+    return hashlib.sha256(line).hexdigest()
+
+
+def verify(path: Path, head: str | None = None) -> tuple[int, str]:
+    """Check the chain; returns the number of lines and the hash of the last one. `head` is such a
+    hash from an earlier time: its line must still be there. Lines from before there was a chain
+    stand at the beginning and are held only by the first that is chained."""
+    try:
+        *lines, rest = path.read_bytes().split(b"\n")
+    except OSError as cause:
+        raise FafedError(f"the audit file {path} cannot be read: {cause}") from cause
+    before, begun, unread = b"", False, None  # unread: the line before, if it is not JSON
+    for number, line in enumerate(lines, start=1):
+        try:
+            facts = dict(json.loads(line))
+        except (ValueError, TypeError):
+            facts = {}
+        if unread and not facts.get("torn"):
+            raise Damaged(_broken(path, unread, "it is not a line of fafed's"))
+        if "before" in facts:
+            if facts["before"] != _hash(before):
+                raise Damaged(_broken(path, number, "it does not follow from the line before"))
+            begun = True
+        elif facts and begun:
+            raise Damaged(_broken(path, number, "it has no hash of the line before"))
+        before, unread = line, None if facts else number
+    if unread:
+        raise Damaged(_broken(path, unread, "it is not a line of fafed's"))
+    if head is not None and head not in map(_hash, lines):
+        raise Damaged(
+            f"the audit file {path} has no line with the hash {head}: lines are missing at its "
+            "end. Compare it with a backup"
+        )
+    if rest:
+        logging.getLogger("fafed").warning("%s: a crash has cut its last line short", path)
+    return len(lines), _hash(before)
+
+
+def _broken(path: Path, number: int, why: str) -> str:
+    return (
+        f"the audit file {path} is broken at line {number}: {why}. This line or the one before it "
+        "was changed, removed or put in: compare them with a backup"
+    )
+
+
 @contextlib.contextmanager
 def logged(path: Path) -> Iterator[None]:
     """What fafed logs meanwhile is also appended to this file."""
-    private.folder(path.parent)
-    private.opened(path, append=True).close()
+    files.make_folder(path.parent, private=True)
+    files.open_private(path, append=True).close()
     logger, handler = logging.getLogger("fafed"), logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(message)s"))
     logger.addHandler(handler)

@@ -22,8 +22,8 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
+from fafed import files
 from fafed.errors import FafedError
-from fafed.silos import private
 
 LARGE = 2**22  # bytes; below, memory is cheaper than a file
 PIECE = 2**24  # bytes that are handled at once
@@ -61,7 +61,7 @@ def room(folder: Path, size: int) -> bytearray | mmap.mmap:
     if size <= LARGE:
         return bytearray(size)
     try:
-        private.folder(folder)
+        files.make_folder(folder, private=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, size)  # a full disk is found out here

@@ -32,12 +32,11 @@ from filelock import FileLock, Timeout
 from pydantic import Field
 from torch import Tensor
 
-from fafed import models, tree
+from fafed import files, models, tree
 from fafed.algorithm import Algorithm, Exchange
 from fafed.errors import ConfigError, FafedError
 from fafed.experiment import Experiment, Part
 from fafed.silos import bodies
-from fafed.silos.store import replace
 
 LOCK_SECONDS = 60.0  # another process of this silo holds the budget for milliseconds
 
@@ -190,7 +189,7 @@ class Budget:
                 )
         runs = known["runs"] | {run: spent["run"]}
         content = {"day": today, "visits": spent["day"], "runs": runs}
-        replace(self.path, [json.dumps(content).encode()])
+        files.write(self.path, [json.dumps(content).encode()], private=True)
 
     def _read(self) -> dict[str, Any]:
         if not self.path.is_file():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,6 @@ from fafed.silos.engine import Silos
 from fafed.silos.messages import EMPTY, Place, Refused
 from fafed.silos.server import Post, Terms, TooFew, Transport, log
 from fafed.silos.site import check_server
-from fafed.silos.store import replace
 from fafed.training import weights_of
 
 
@@ -52,7 +50,7 @@ def serve(
     if allow is not None:
         check_server(experiment, allow, shares_data=measure == "share")
     bounds = bounds or Bounds()
-    experiment = experiment.changed(checkpoint_every=1)  # silos keep two rounds, not more
+    experiment = experiment.changed(checkpoint_every=1)
     post = Post(transport, terms, Audit(place.path / "audit.jsonl", "server"))
 
     def prepare(experiment: Experiment, engine: str | None) -> Prepared:
@@ -101,14 +99,13 @@ def serve(
         return Prepared(run, goal, shards)
 
     with logged(place.path / "log.txt"):
-        execute(experiment, place, on_record, prepare)
+        execute(experiment, place, on_record, prepare, lag=0)  # silos keep two rounds, not more
 
 
 def greeted(experiment: Experiment, place: RunDir, post: Post, bounds: Bounds) -> dict[str, Any]:
     """Tell the silos what is to be run. What they say at the first start holds for the run:
     then all of them must come; later `min_silos` are enough."""
-    path = place.path / "silos.json"
-    known: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    known = place.json("silos.json", "begin the run anew in another folder")
     terms = post.terms
     if known and known["silos"] != list(terms.silos):
         raise ConfigError(
@@ -157,7 +154,7 @@ def greeted(experiment: Experiment, place: RunDir, post: Post, bounds: Bounds) -
         "units": units,
         "epoch_steps": facts[0]["epoch_steps"] or _epoch_steps(examples, units),
     }
-    replace(path, [json.dumps(known, indent=2).encode()])
+    place.write_json("silos.json", known, indent=2)
     return known
 
 

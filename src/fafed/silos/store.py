@@ -8,15 +8,13 @@ server fell back a round, goes on from there. A file is whole or not there, and 
 
 from __future__ import annotations
 
-import os
 import struct
-from collections.abc import Iterable
 from pathlib import Path
 
-from fafed import tree
+from fafed import files, tree
 from fafed.engines.client import ClientState
 from fafed.errors import FafedError
-from fafed.silos import bodies, messages, private
+from fafed.silos import bodies, messages
 from fafed.silos.messages import Message, Place, Refused
 
 PAGE = 2**16  # bytes; a multiple of every machine's, so that a body can be mapped into memory
@@ -36,10 +34,10 @@ class Store:
         """Write the state; with a round's first, only `base`, where it came from, is kept."""
         message = messages.write("state", place, {}, messages.pack(state))
         path = self._path(place)
-        private.folder(self.folder)
+        files.make_folder(self.folder, private=True)
         top = struct.pack("<Q", len(message.head)) + message.head
         filler = bytes(-len(top) % PAGE)
-        replace(path, [top, filler, *bodies.pieces(message.body)])
+        files.write(path, [top, filler, *bodies.pieces(message.body)], private=True)
         kept = {path, *([self._path(base)] if base else [])}
         for old in self.folder.glob("round-*.state"):
             if place.exchange == 0 and old not in kept:
@@ -68,23 +66,3 @@ class Store:
 
     def _path(self, place: Place) -> Path:
         return self.folder / f"round-{place.round:07d}-{place.attempt}.state"
-
-
-def replace(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a file that is there as a whole after a power cut, or not at all."""
-    part = path.with_suffix(".part")
-    try:
-        with private.opened(part) as file:
-            for piece in parts:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as cause:
-        part.unlink(missing_ok=True)
-        raise FafedError(f"{path} could not be written: {cause}. Free some space") from cause

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fafed import __version__, preparation, tree
+from fafed import __version__, files, preparation, tree
 from fafed.algorithm import Algorithm, Exchange, exchanges_of_round
 from fafed.data.batches import ClientBatches, Source
 from fafed.data.checks import check_labels
@@ -26,12 +26,12 @@ from fafed.engines.contract import NotFinite
 from fafed.errors import FafedError
 from fafed.experiment import Experiment
 from fafed.objective import Model
-from fafed.silos import bodies, memory, messages, private
+from fafed.silos import bodies, memory, messages
 from fafed.silos.audit import Audit, logged
 from fafed.silos.limits import Budget, Refusal
 from fafed.silos.messages import EMPTY, Content, Message, Packed, Place, Refused
 from fafed.silos.site import Site
-from fafed.silos.store import Lost, Store, replace
+from fafed.silos.store import Lost, Store
 
 log = logging.getLogger("fafed")
 
@@ -120,7 +120,7 @@ class Worker:
         messages.read(request, place, {"hello": {}}, self.site.limit)
         plan = _plan(facts)
         part = self._loaded(place.run, plan)
-        replace(self._folder(place.run) / "plan.json", [json.dumps(plan._asdict()).encode()])
+        files.write(self._folder(place.run) / "plan.json", [json.dumps(plan._asdict()).encode()])
         share = self.site.data.share
         return (
             "welcome",
@@ -189,7 +189,7 @@ class Worker:
                 place.round,
             )
         if not mark.exists():
-            replace(mark, [])
+            files.write(mark, [], private=True)
 
     # What a run needs, loaded once per process.
 
@@ -229,7 +229,7 @@ class Worker:
     def _folder(self, run: str) -> Path:
         folder = self.site.folder / "runs" / run
         try:
-            private.folder(folder)
+            files.make_folder(folder, private=True)
         except OSError as cause:
             raise FafedError(f"{folder} cannot be made: {cause}") from cause
         return folder

@@ -1,0 +1,125 @@
+"""Files that survive a power cut, and content that shows damage.
+
+A rename alone survives a kill, but not a power cut: the disk may know the new name before it has
+the content. So content is synced first, then renamed, and then the folder is synced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from fafed.errors import FafedError
+
+CRC = "crc"  # the key under which sealed content carries its checksum
+
+
+class Damaged(FafedError):
+    """A file does not hold what was written into it."""
+
+
+# Writing.
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
+    """Yields a path to write to, which then takes the place of `path`: whole or not at all.
+
+    With `sync` this holds after a power cut, too, and `path` is on the disk at the end.
+    """
+    part = path.with_name(f".{path.name}.part")
+    try:
+        yield part
+        if sync:
+            sync_path(part)
+        part.replace(path)
+        if sync:
+            sync_path(path.parent)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def write(
+    path: Path, pieces: Iterable[bytes | memoryview], *, sync: bool = True, private: bool = False
+) -> None:
+    """Put this content in the place of `path`, whole or not at all."""
+    try:
+        opened = open_private if private else lambda part: part.open("wb")
+        with replacing(path, sync=sync) as part, opened(part) as file:
+            for piece in pieces:
+                file.write(piece)
+    except OSError as cause:
+        raise FafedError(f"{path} could not be written: {cause}. Free some space") from cause
+
+
+def make_folder(path: Path, *, private: bool = False) -> None:
+    """The folder and those above it, on the disk under their names. Private ones are their
+    owner's alone, whatever the umask; one that is there stays as it is."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    for folder in reversed(missing):
+        folder.mkdir(exist_ok=True)  # another process may be faster
+        if private:
+            folder.chmod(0o700)
+        sync_path(folder.parent)
+
+
+def open_private(path: Path, *, append: bool = False) -> BinaryIO:
+    """A file to write that its owner alone can read, whatever the umask."""
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else os.O_TRUNC)
+    descriptor = os.open(path, flags, 0o600)
+    os.fchmod(descriptor, 0o600)  # one that was there before may have been open to others
+    return os.fdopen(descriptor, "ab" if append else "wb")
+
+
+def sync_path(path: Path) -> None:
+    """Wait until the disk has what the file holds, or the names in the folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def append(descriptor: int, data: bytes) -> None:
+    """Write all of it: the kernel may take less than it is given."""
+    left = memoryview(data)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+def sweep(folder: Path) -> None:
+    """Delete what a kill in the middle of writing has left: parts, and safetensors' own."""
+    for pattern in (".*.part", "*.part", ".tmp*"):
+        for stale in folder.glob(pattern):
+            stale.unlink(missing_ok=True)
+
+
+# Checksums.
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content with its checksum, to be written as JSON in any layout."""
+    return {**content, CRC: _crc(content)}
+
+
+def unsealed(content: Any) -> dict[str, Any]:
+    """The content of what was `sealed`. Raises ValueError if it has changed. Without a checksum it
+    was written by fafed before there were any, and is taken as it is."""
+    if not isinstance(content, dict):
+        raise ValueError("it is not a table of names and values")
+    if CRC not in content:
+        return content
+    inner = {name: value for name, value in content.items() if name != CRC}
+    if content[CRC] != _crc(inner):
+        raise ValueError("it fails its checksum")
+    return inner
+
+
+def _crc(content: Mapping[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
