@@ -42,6 +42,8 @@ def federation(
     What the silos keep stays in the folder; the kits with their certificates are made anew.
     """
     names = _names(silos)
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
     shutil.rmtree(folder / "kits", ignore_errors=True)
     kits = provision(folder / "kits", names)
     install(kits / "localhost", f'runs = {_text(runs.absolute())}\nmeasure = "share"\n')
