@@ -20,6 +20,7 @@ import numpy as np
 from torch import nn
 
 VICTIM = "silo-1"
+ATTACKS = ("read_an_example", "read_a_file", "ask_its_job", "pose_as_the_server", "end_the_job")
 PAUSE = 0.3  # seconds of each gradient: the run lasts as long as the attacks
 
 
@@ -52,7 +53,7 @@ class Attacker:
         if str(message.get_header(MessageHeaderKey.ORIGIN)).startswith("server."):
             self.heard = dict(message.headers)
 
-    def asked(self, target, channel, topic, message, seconds=8.0):
+    def asked(self, target, channel, topic, message, seconds=4.0):
         from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 
         reply = self.cell.send_request(
@@ -195,23 +196,16 @@ def attack():
         time.sleep(0.1)
     time.sleep(1.0)
     told = {}
-    for name in (
-        "read_an_example",
-        "read_a_file",
-        "ask_its_job",
-        "pose_as_the_server",
-        "end_the_job",
-    ):
+    for name in ATTACKS:
         try:
             told[name] = getattr(attacker, name)()
         except Exception as cause:
             told[name] = {"raised": repr(cause)}
+    time.sleep(1.0)  # what was sent last has arrived
     part = Path(os.environ["EVIL_TOLD"] + ".part")
     part.write_text(json.dumps(told))
     part.replace(os.environ["EVIL_TOLD"])
 
 
-if f"client_name={os.environ.get('EVIL_SILO')}" in " ".join(sys.argv) or (
-    os.environ.get("EVIL_SILO") and os.environ["EVIL_SILO"] in sys.argv
-):
+if os.environ.get("EVIL_SILO", "nobody") in sys.argv:
     threading.Thread(target=attack, daemon=True).start()

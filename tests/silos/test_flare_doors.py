@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from small import experiment
 from typer.testing import CliRunner
 
 from fafed import ConfigError
 from fafed.cli import app
+from fafed.experiment import Experiment
 from fafed.silos import messages
 from fafed.silos.messages import EMPTY, Message, Place
 from fafed.silos.server import Terms
@@ -32,6 +34,7 @@ from fafed.engines.nvflare.gate import Refusals, server_refuses, silo_refuses
 from fafed.engines.nvflare.job import policy_in_the_way
 from fafed.engines.nvflare.kits import project, provision
 from fafed.engines.nvflare.local import install, outdated
+from fafed.engines.nvflare.trial import fitted
 
 SITE = 'folder = "../kept"\nallow = ["softmax"]\n[data]\nshare = true\n'
 
@@ -244,3 +247,12 @@ def test_a_silo_with_a_privacy_policy_of_its_own(tmp_path, monkeypatch, policy, 
     why = policy_in_the_way(context)
     assert ("local/privacy.json" in why and "remove them" in why) == refused
     assert bool(why) == refused
+
+
+def test_a_try_out_finds_a_folder_of_data_as_a_run_does(tmp_path, monkeypatch):
+    """The silos' processes have other working directories."""
+    monkeypatch.chdir(tmp_path)
+    for given, meant in (("hospitals", tmp_path / "hospitals"), ("/srv/x", Path("/srv/x"))):
+        found = fitted(Experiment.of(experiment(Path(given))), 3)
+        assert found.data.folder == str(meant)
+        assert fitted(found, 3) == found
