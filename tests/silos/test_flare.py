@@ -33,6 +33,7 @@ from fafed.engines.nvflare.kits import ADMIN, Member, provision
 from fafed.engines.nvflare.trial import federation
 
 ROUNDS = 24
+SERVER = "server.job"
 SIX = ("fedavg", "scaffold", "fedadam", "stem", "fafed", "mime")
 
 
@@ -259,14 +260,16 @@ def desk(tmp_path, monkeypatch):
     monkeypatch.setattr(bodies, "PIECE", 20)
     file = tmp_path / "fafed.toml"
     file.write_text(f'folder = "{tmp_path}"\nallow = []\nlimit = 1000\n[data]\nshare = true\n')
-    made = Desk(file, "a")
+    made = Desk(file, "a", SERVER, print)
     monkeypatch.setattr(made.worker, "handle", lambda message: message)
     return made
 
 
 def told(desk, letter):
     """The reply, None if it is refused."""
-    reply = desk.take(letter.packed())
+    packed = letter.packed()
+    packed.set_header(MessageHeaderKey.ORIGIN, SERVER)
+    reply = desk.take(packed)
     good = reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.OK
     return opened(reply) if good else None
 
@@ -288,7 +291,7 @@ def test_a_silo_whose_own_file_is_wrong_says_so_and_no_more(tmp_path):
     file.write_text("folder = 3\n")
     at = Place("run", 0, 0, "a")
     hello = messages.write("hello", at, {}, EMPTY)
-    desk = Desk(file, "a")
+    desk = Desk(file, "a", SERVER, print)
     (letter,) = letters(hello, "t")
     answer = told(desk, letter)
     found = messages.read(Message(answer.head, b""), at, {"failed": {}}, 1000)
@@ -311,5 +314,5 @@ def test_letters_that_are_refused(desk):
     for wanted in (-1, "0", None):
         assert told(desk, Letter({"token": "t", "wanted": wanted})) is None
     for facts in ("", "[]", "{}", '{"head": -1, "piece": 0}', '{"head": 9, "piece": 9}'):
-        reply = desk.take(CellMessage({"fafed": facts}, b"-"))
+        reply = desk.take(CellMessage({"fafed": facts, MessageHeaderKey.ORIGIN: SERVER}, b"-"))
         assert reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.INVALID_REQUEST

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from fafed.silos.audit import Audit
 from fafed.silos.messages import HEAD_LIMIT, Content, Message, Place, Refused, Shapes
 
 log = logging.getLogger("fafed")
+NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}"  # of a silo: it goes into files of other programs
 
 
 class TooFew(FafedError):
@@ -50,6 +52,12 @@ class Terms:
             raise ConfigError(
                 f"the silos are {','.join(self.silos)!r}: name each of them once, as in north,south"
             )
+        for silo in self.silos:
+            if not re.fullmatch(NAME, silo):
+                raise ConfigError(
+                    f"the silo's name {silo!r} has other characters than letters, digits, -, _ and "
+                    ". or is longer than 63: take another name"
+                )
         if not 1 <= self.min_silos <= len(self.silos):
             raise ConfigError(
                 f"min_silos must be between 1 and the {len(self.silos)} silos, got {self.min_silos}"

@@ -70,6 +70,15 @@ class Worker:
         with self.lock, logged(self.site.folder / "log.txt"):
             return self._handle(request)
 
+    def refuse(self, request: Message, why: str) -> Message:
+        """The answer of a silo that does not take part, whatever it is asked."""
+        with self.lock, logged(self.site.folder / "log.txt"):
+            log.error("%s: this silo does not take part: %s", self.name, why)
+            place = _place(request.head)
+            answer = messages.write("refused", place, {"why": why}, EMPTY)
+            self.audit.note("sent", "server", "refused", place, answer.size, EMPTY.digest, why=why)
+            return answer
+
     def brief(self, hello: Message) -> None:
         """Learn of a run from a hello that came along with another message, if this silo does not
         know the run: its disk may be new. Not answered; what is wrong shows in the other answer."""
@@ -237,10 +246,13 @@ class Worker:
 
 def unable(head: bytes, cause: Exception) -> Message:
     """What a silo answers that cannot even begin, because its own file is wrong, say."""
-    place = Place("")
+    return messages.write("failed", _place(head), {"error": type(cause).__name__}, EMPTY)
+
+
+def _place(head: bytes) -> Place:
     with contextlib.suppress(Refused):
-        place = Place.of(messages.glance(head))
-    return messages.write("failed", place, {"error": type(cause).__name__}, EMPTY)
+        return Place.of(messages.glance(head))
+    return Place("")
 
 
 def _plan(facts: dict[str, Any]) -> Plan:

@@ -11,8 +11,8 @@ without computation, on two busy cores, few repetitions):
 * Requests between the cells of the job's processes, which is what Collab and FLARE's auxiliary
   messages are made of, without the start of the one and the packing of the other. 0.03 s with three
   sites and 106 kB each way (`studies/performance/silos/overhead.py`), and each answer is ours to
-  wait for, with a deadline, or to do without. This is what we use; auxiliary messages ask whether a
-  silo that has not answered still lives.
+  wait for, with a deadline, or to do without. This is what we use, also to ask whether a silo that
+  has not answered still lives.
 
 The first two were timed by themselves and earlier, so the seconds are magnitudes, not a race.
 

@@ -3,7 +3,7 @@
 A letter is facts, in JSON, and bytes. A request comes as letters in order, {token, at, size}, each
 with a piece of its body, the last one with its head. The answer to that is {size}, with the head of
 the silo's answer; the pieces of its body are fetched with {token, wanted}. A small message is one
-letter.
+letter. {ping} asks whether the silo is there. A silo takes letters from the server's job alone.
 
 Letters are requests between FLARE's cells, which carry bytes as they are. Auxiliary messages pack
 them, and a silo that gets one makes a text of all of its bytes for a line of its log, even if
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.message import Message as CellMessage
 
+from fafed.engines.nvflare.gate import OnRefusal
 from fafed.errors import ConfigError
 from fafed.silos import bodies, memory
 from fafed.silos.bodies import Body
@@ -84,9 +85,14 @@ def letters(message: Message, token: str) -> Iterator[Letter]:
 class Desk:
     """Puts requests together, has them answered, and hands out the answers."""
 
-    def __init__(self, file: Path, name: str) -> None:
+    def __init__(
+        self, file: Path, name: str, server: str, on_refusal: OnRefusal, closed: str = ""
+    ) -> None:
         self.file = file  # the silo's own
         self.name = name
+        self.server = server  # the cell of the server's job: no other one is answered
+        self.on_refusal = on_refusal
+        self.closed = closed  # why this silo does not take part in the job, if it does not
         self.asked: Any = None  # the request that is coming in, and what is here of it
         self.body: Any = bytearray()
         self.at = 0
@@ -100,17 +106,24 @@ class Desk:
     def take(self, message: CellMessage) -> CellMessage:
         """One letter, and what there is to say to it."""
         reply = None
+        origin = str(message.get_header(MessageHeaderKey.ORIGIN) or "")
         try:
-            letter = opened(message)
-            if letter is not None:
-                wanted = "wanted" in letter.facts
-                reply = self._hand_out(letter) if wanted else self._put(letter)
+            if origin != self.server:
+                why = f"letters come from {self.server} alone"
+                self.on_refusal(origin, f"{CHANNEL}:{TOPIC}", why)
+            elif (letter := opened(message)) is not None:
+                reply = self._reply(letter)
         except Exception:  # else the server would wait until the deadline
             log.exception("%s: a piece of a message cannot be taken", self.name)
         found = (reply or Letter({})).packed_reply()
         code = ReturnCode.INVALID_REQUEST if reply is None else ReturnCode.OK
         found.set_header(MessageHeaderKey.RETURN_CODE, code)
         return found
+
+    def _reply(self, letter: Letter) -> Letter | None:
+        if "ping" in letter.facts:
+            return Letter({})
+        return self._hand_out(letter) if "wanted" in letter.facts else self._put(letter)
 
     def _put(self, letter: Letter) -> Letter | None:
         """A piece of a request; the last one is answered."""
@@ -142,6 +155,8 @@ class Desk:
             return None
         request = Message(last.head, self.body)
         self.asked, self.body = None, bytearray()
+        if self.closed:
+            return Letter({"size": 0}, self.worker.refuse(request, self.closed).head)
         if len(request.body) > bodies.LARGE:
             memory.trim()
         answer = self.worker.handle(request)

@@ -12,19 +12,23 @@ from typing import Any
 from nvflare.apis.client import Client
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
+from nvflare.apis.job_def import JobMetaKey
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.job_config.api import FedJob
+from nvflare.private.privacy_manager import PrivacyService
 from nvflare.recipe.prod_env import ProdEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
 
 from fafed.engines.nvflare.desk import CHANNEL, TOPIC, Desk
-from fafed.engines.nvflare.local import server_file, silo_file
-from fafed.engines.nvflare.wire import PING, Aborted, Wire
-from fafed.errors import FafedError
+from fafed.engines.nvflare.gate import SERVER, Refusals, guard
+from fafed.engines.nvflare.local import outdated, server_file, silo_file
+from fafed.engines.nvflare.wire import Aborted, Wire
+from fafed.errors import ConfigError, FafedError
 from fafed.experiment import Experiment
 from fafed.records import Record
 from fafed.run import Diverged
@@ -60,12 +64,16 @@ class FafedController(Controller):  # type: ignore[misc]
         self.pause = threading.Event()
         self.facts: dict[str, Any] = {"state": "starting", "at": [0, 0], "why": ""}
         self.wire: Wire | None = None
-        fl_ctx.get_engine().register_app_command(TOPIC, self._command)
+        engine = fl_ctx.get_engine()
+        guard(engine.get_cell(), Refusals(SERVER, None))
+        engine.register_app_command(TOPIC, self._command)
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         workspace = Path(fl_ctx.get_workspace().get_root_dir())
         run_dir = Path(fl_ctx.get_workspace().get_run_dir(fl_ctx.get_job_id()))
         try:
+            if why := outdated(workspace):
+                raise ConfigError(why)
             own = server_file(workspace)
             self.wire = Wire(fl_ctx, abort_signal, own.runs)
             terms = Terms(tuple(self.silos), self.min_silos, self.deadline, self.start)
@@ -128,14 +136,38 @@ class FafedController(Controller):  # type: ignore[misc]
         pass
 
 
+def policy_in_the_way(fl_ctx: FLContext) -> str:
+    """Why the silo's own privacy policy keeps it from this job; "" if it does not.
+
+    FLARE applies a policy's filters to tasks and their results. fafed's messages are neither, and
+    a silo whose policy would not be kept must not take part."""
+    manager = PrivacyService.get_manager()
+    if manager is None or not manager.is_policy_defined():
+        return ""
+    meta = fl_ctx.get_prop(FLContextKey.JOB_META) or {}
+    scope = manager.get_scope(meta.get(JobMetaKey.SCOPE, ""))
+    chains = [] if scope is None else [scope.task_data_filters, scope.task_result_filters]
+    if not any(chain for both in chains for chain in both.values()) and not manager.components:
+        return ""
+    return (
+        "local/privacy.json of this silo has filters or components for this job, and fafed's "
+        "messages do not pass them: remove them from that file if this silo is to take part"
+    )
+
+
 class FafedExecutor(Executor):  # type: ignore[misc]
     """A silo: answers the server's messages from the silo's own file and data."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:
             engine, name = fl_ctx.get_engine(), fl_ctx.get_identity_name()
-            desk = Desk(silo_file(Path(fl_ctx.get_workspace().get_root_dir()), name), name)
-            engine.register_aux_message_handler(PING, lambda **_: make_reply(ReturnCode.OK))
+            root = Path(fl_ctx.get_workspace().get_root_dir())
+            file = silo_file(root, name)
+            refusals = Refusals(name, file)
+            server = FQCN.join([SERVER, fl_ctx.get_job_id()])
+            closed = outdated(root) or policy_in_the_way(fl_ctx)
+            desk = Desk(file, name, server, refusals, closed)
+            guard(engine.get_cell(), refusals)
             engine.get_cell().register_request_cb(channel=CHANNEL, topic=TOPIC, cb=desk.take)
 
     def execute(

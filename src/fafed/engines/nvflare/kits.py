@@ -16,48 +16,81 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
+import yaml
+from nvflare.lighter.ctx import ProvisionContext
+from nvflare.lighter.entity import Project
+from nvflare.lighter.spec import Builder
 
-from fafed.errors import FafedError
+from fafed.engines.nvflare.local import close
+from fafed.errors import ConfigError, FafedError
 
 ADMIN = "admin@fafed.org"
-PROJECT = """\
-api_version: 3
-name: {name}
-description: A federation that runs fafed
-participants:
-  - name: {host}
-    type: server
-    org: fafed
-    fed_learn_port: {port}
-    admin_port: {port}
-{sites}
-  - name: {admin}
-    type: admin
-    org: fafed
-    role: project_admin
-builders:
-  - path: nvflare.lighter.impl.workspace.WorkspaceBuilder
-    args:
-      template_file: master_template.yml
-  - path: nvflare.lighter.impl.static_file.StaticFileBuilder
-    args:
-      config_folder: config
-      scheme: grpc
-  - path: nvflare.lighter.impl.cert.CertBuilder
-  - path: nvflare.lighter.impl.signature.SignatureBuilder
-"""
-SITE = """\
-  - name: {name}
-    type: client
-    org: {org}"""
+LIGHTER = "nvflare.lighter.impl"
+BUILDERS: tuple[dict[str, Any], ...] = (
+    {"path": "fafed.engines.nvflare.kits.PrivateBuilder"},
+    {
+        "path": f"{LIGHTER}.workspace.WorkspaceBuilder",
+        "args": {"template_file": "master_template.yml"},
+    },
+    {
+        "path": f"{LIGHTER}.static_file.StaticFileBuilder",
+        "args": {"config_folder": "config", "scheme": "grpc"},
+    },
+    {"path": f"{LIGHTER}.cert.CertBuilder"},
+    {"path": f"{LIGHTER}.signature.SignatureBuilder"},
+)
+SITE = r"[A-Za-z0-9_-]{1,63}"  # what FLARE takes, and a certificate: no dots
+HOST = r"(?=.{1,63}$)[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?"
+RESERVED = ("server", "admin")
+
+
+class PrivateBuilder(Builder):  # type: ignore[misc]
+    """`nvflare provision` leaves the keys of the certificate authority and of all participants in
+    `state/cert.json`, for every user of the machine to read. This part of the project file keeps
+    them from all but the owner. It must come first: FLARE finishes its builders in reverse order.
+    """
+
+    def initialize(self, project: Project, ctx: ProvisionContext) -> None:
+        os.umask(0o077)
+
+    def finalize(self, project: Project, ctx: ProvisionContext) -> None:
+        close(Path(ctx.get_workspace()))
 
 
 def project(silos: Iterable[str], *, host: str, port: int, name: str = "fafed") -> str:
     """The file that `nvflare provision` takes."""
-    sites = "\n".join(SITE.format(name=silo, org=re.sub(r"\W", "_", silo)) for silo in silos)
-    return PROJECT.format(name=name, host=host, port=port, sites=sites, admin=ADMIN)
+    sites = list(silos)
+    for silo in sites:
+        if not re.fullmatch(SITE, silo) or silo in (*RESERVED, host):
+            raise ConfigError(
+                f"the silo's name {silo!r} cannot be used with FLARE: take letters, digits, - and "
+                f"_, at most 63, and none of {', '.join((*RESERVED, host))}"
+            )
+    if not re.fullmatch(HOST, host):
+        raise ConfigError(
+            f"the server's name {host!r} is not a host name: take letters, digits, - and ., at "
+            "most 63, as in fl.example.org"
+        )
+    if not 1 <= port <= 65535:
+        raise ConfigError(f"port {port} is not between 1 and 65535")
+    server = {"name": host, "type": "server", "org": "fafed"}
+    clients = [{"name": s, "type": "client", "org": re.sub(r"\W", "_", s)} for s in sites]
+    admin = {"name": ADMIN, "type": "admin", "org": "fafed", "role": "project_admin"}
+    content = {
+        "api_version": 3,
+        "name": name,
+        "description": "A federation that runs fafed",
+        "participants": [
+            server | {"fed_learn_port": port, "admin_port": port},
+            *clients,
+            admin,
+        ],
+        "builders": list(BUILDERS),
+    }
+    return str(yaml.safe_dump(content, sort_keys=False))
 
 
 def provision(folder: Path, silos: Sequence[str], *, host: str = "localhost") -> Path:
@@ -71,6 +104,7 @@ def provision(folder: Path, silos: Sequence[str], *, host: str = "localhost") ->
     kits = folder / "fafed" / "prod_00"
     if done.returncode or not (kits / host / "startup").is_dir():
         raise FafedError(f"nvflare provision failed: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    close(folder)
     return kits
 
 
@@ -93,6 +127,7 @@ class Member:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         modules = f"{Path.cwd()}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
         command = ["bash", str(self.kit / "startup" / "sub_start.sh"), "--once"]
+        self.log.touch(mode=0o600)
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command,
@@ -101,6 +136,7 @@ class Member:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is ours: we stop them in order
+                umask=0o077,
             )
 
     @property

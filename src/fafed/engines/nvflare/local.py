@@ -3,7 +3,8 @@
     local/fafed.toml       on a silo: its data, its folder, what may run (fafed.silos.site)
                            on the server: runs = "FOLDER", measure = "FILE", what may run there,
                            and what one silo may do to a run ([bounds], fafed.silos.bounds)
-    local/resources.json   FLARE's own, with fafed's two classes on its list of allowed ones
+    local/resources.json   FLARE's own: a job may use one class of fafed and no other, and the
+                           parent process has a gate (fafed.engines.nvflare.gate)
     local/authorization.json   on a silo: nobody may send code, look into files, or operate it
 
 In FLARE's simulator, which has no kits, FAFED_SILO names the silos' files, with {name} in it, and
@@ -23,10 +24,9 @@ from fafed.errors import ConfigError
 from fafed.experiment import Part
 from fafed.silos.bounds import Bounds
 
-CLASSES = (
-    "fafed.engines.nvflare.job.FafedController",
-    "fafed.engines.nvflare.job.FafedExecutor",
-)
+SERVER_CLASS = "fafed.engines.nvflare.job.FafedController"
+SILO_CLASS = "fafed.engines.nvflare.job.FafedExecutor"
+GATE = {"id": "fafed_gate", "path": "fafed.engines.nvflare.gate.Gate", "args": {}}
 FORBIDDEN = ("byoc", "operate", "shell_commands", "server-predeployed-flwr")  # on a silo
 
 
@@ -53,7 +53,8 @@ def server_file(root: Path) -> ServerFile:
 
 
 def install(kit: Path, content: str) -> Path:
-    """Put fafed's file into a kit, and its classes on the list of those that a job may use."""
+    """Put fafed's file into a kit, make its class the only one that a job may use, and let nobody
+    but this user look into it."""
     local = kit / "local"
     default = local / "resources.json.default"
     resources = local / "resources.json"
@@ -64,19 +65,44 @@ def install(kit: Path, content: str) -> Path:
             "that `nvflare provision` made for this server or site"
         )
     found = json.loads(source.read_text("utf-8"))
-    allowed = found.setdefault("class_allow_list", [])
-    allowed += [name for name in CLASSES if name not in allowed]
-    # FLARE would send a site's error log to the server, and with it paths and who knows what
-    if "client" in found:
+    silo = "client" in found
+    found["class_list_enforcement_mode"] = "enforce"
+    found["class_allow_list"] = [SILO_CLASS if silo else SERVER_CLASS]
+    ours = {GATE["id"]}
+    if silo:
+        # FLARE would send a site's error log to the server, and with it paths and who knows what
         found["allow_log_streaming"] = False
-        parts = found.get("components", [])
-        found["components"] = [part for part in parts if part.get("id") != "site_log_streamer"]
+        ours.add("site_log_streamer")
         _forbid(local)
+    others = [part for part in found.get("components", []) if part.get("id") not in ours]
+    found["components"] = [GATE, *others]
     _keep_inside(found, kit)
     resources.write_text(json.dumps(found, indent=2), "utf-8")
     path = local / "fafed.toml"
     path.write_text(content, "utf-8")
+    close(kit)
     return path
+
+
+def outdated(kit: Path) -> str:
+    """Why a kit that fafed has set up is not safe to use; "" if it is, or has none of our files."""
+    local = kit / "local"
+    if not (local / "fafed.toml").is_file():
+        return ""
+    found = json.loads((local / "resources.json").read_text("utf-8"))
+    if GATE in found["components"]:
+        return ""
+    return (
+        f"the kit {kit.name} was set up by an older fafed and listens to other silos: run "
+        "`fafed silos site` (on the server `fafed silos server`) on it again, and restart it"
+    )
+
+
+def close(folder: Path) -> None:
+    """Take all rights in a folder from everyone but its owner: kits hold private keys."""
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode & 0o700)
 
 
 def _forbid(local: Path) -> None:

@@ -17,10 +17,14 @@ from fafed.silos.server import Terms
 
 
 def fitted(experiment: Experiment, silos: int) -> Experiment:
-    """The experiment for so many clients, on the engine whose numbers silos give."""
+    """The experiment for so many clients, on the engine whose numbers silos give. Their processes
+    run elsewhere: a folder of data is meant from here, as in a run on this machine."""
     content = experiment.to_dict() | {"engine": "loop"}
     if experiment.data.name is not None:
         content["data"] = {**content["data"], "clients": silos}
+    if experiment.data.folder is not None:
+        folder = Path(experiment.data.folder).expanduser().absolute()
+        content["data"] = {**content["data"], "folder": str(folder)}
     return Experiment.of(content, experiment.name)
 
 
@@ -42,6 +46,8 @@ def federation(
     What the silos keep stays in the folder; the kits with their certificates are made anew.
     """
     names = _names(silos)
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
     shutil.rmtree(folder / "kits", ignore_errors=True)
     kits = provision(folder / "kits", names)
     allow = f"allow = {json.dumps(allowed(experiments))}\n"
