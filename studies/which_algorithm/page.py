@@ -41,9 +41,10 @@ def _introduction(r: Results) -> str:
     return f"""\
 # Which algorithm should I use?
 
-We measured all {len(r.cards)} federated methods of fafed on one small job: the same clients, the
-same batches, four trials of the step size for each (seed {seeds["choosing"]}, chosen by the
-training loss), then seeds {listing([str(s) for s in seeds["measuring"]])}. The job is Fashion-MNIST
+We measured {"" if r.not_measured else "all "}{len(r.cards)} federated methods of fafed
+on one small job: the same clients, the same batches, four trials of the step size for each
+(seed {seeds["choosing"]}, chosen by the training loss), then seeds
+{listing([str(s) for s in seeds["measuring"]])}. The job is Fashion-MNIST
 on {e.data.clients} clients, a network with {e.model.options["hidden"][0]} hidden units
 ({r.content["parameters"]:,} parameters), {e.rounds} rounds of {e.local_steps} local steps with
 batches of {e.batch_size}, in three settings:
@@ -146,6 +147,8 @@ the step size that the method has if nobody chooses one. Near: how many of the f
 factor of about three apart, end within three points of the best of them. The last two are of seed
 {r.content["seeds"]["choosing"]}.
 """
+    if missing := r.not_measured:
+        text += f"\nNot measured yet: {listing([cls(name) for name in missing])}.\n"
     note = """
 With the step sizes chosen for skewed data. Costs are means over all clients, there or not.
 """

@@ -32,6 +32,15 @@ class Results:
     def cards(self) -> dict[str, Card]:
         return {name: card(name) for name in self.parts[SKEWED]}
 
+    @property
+    def not_measured(self) -> list[str]:
+        """The federated algorithms of the library that this study has not run."""
+        return [
+            name
+            for name, algorithm in ALGORITHMS.items()
+            if algorithm().population is None and name not in self.parts[SKEWED]
+        ]
+
     def advisable(self, fits: Callable[[Card], bool] = lambda card: True) -> list[str]:
         """The methods that fit, without the counterexample."""
         return [name for name, card in self.cards.items() if name != "naive" and fits(card)]
