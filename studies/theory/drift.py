@@ -18,7 +18,7 @@ from fafed.report.numbers import listing
 from fafed.schedules import at
 from studies.theory import fixed_points
 from studies.theory.findings import Claim, Finding, Table, short
-from studies.theory.lab import Given, Lab, one_thread
+from studies.theory.lab import Lab, PerLane, one_thread
 from studies.theory.problems import Quadratics
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ NAME = "drift"
 Q, ETA = 5, 0.1
 ALPHAS = (1.0, 0.9, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 PROBLEM = Quadratics()
-CLIENTS = fixed_points.Clients.of(PROBLEM.a, PROBLEM.b)
+CLIENTS = fixed_points.Clients.from_sequences(PROBLEM.a, PROBLEM.b)
 WITH_ALPHA = ("fafed", "stem")  # measured for several alpha, the others once
 WITHOUT_ALPHA = (
     "fedavg",
@@ -161,12 +161,12 @@ def _clean(bias: float) -> float:
 def _curves(alphas: tuple[float, ...]) -> list[Bias]:
     curves = []
     for name in WITH_ALPHA:
-        found = rest_of(build(name, alpha=Given(alphas)), Q, (len(alphas),))
+        found = bias_at_rest(build(name, alpha=PerLane(alphas)), Q, (len(alphas),))
         closed = [_closed_alpha(name, alpha) for alpha in alphas]
         curves.append(Bias(ALGORITHMS[name].__name__, np.array(closed), found))
-    mean = MeanPrevious(eta=ETA, alpha=Given(alphas), adaptivity="identity")
+    mean = MeanPrevious(eta=ETA, alpha=PerLane(alphas), adaptivity="identity")
     closed = [fixed_points.stem(CLIENTS, Q, ETA, alpha, mean=True) for alpha in alphas]
-    found = rest_of(mean, Q, (len(alphas),))
+    found = bias_at_rest(mean, Q, (len(alphas),))
     curves.append(Bias("STEM, mean previous iterate", np.array(closed) - PROBLEM.best, found))
     return curves
 
@@ -180,7 +180,7 @@ def _closed_alpha(name: str, alpha: float) -> float:
     return x - PROBLEM.best
 
 
-def rest_of(
+def bias_at_rest(
     algorithm: Algorithm, q: int, lanes: tuple[int, ...], most: int = 8000
 ) -> NDArray[np.float64]:
     """The bias of every lane once the model moves no more."""
@@ -198,7 +198,7 @@ def rest_of(
 
 def _mark(name: str) -> Bias:
     algorithm = build(name)
-    measured, shared, locals_ = engine_rest(algorithm, Q)
+    measured, shared, locals_ = bias_at_rest_on_engine(algorithm, Q)
     closed = _closed(name, algorithm, shared, locals_)
     return Bias(
         ALGORITHMS[name].__name__,
@@ -208,7 +208,9 @@ def _mark(name: str) -> Bias:
     )
 
 
-def engine_rest(algorithm: Algorithm, q: int, most: int = 2000) -> tuple[float, Any, list[Any]]:
+def bias_at_rest_on_engine(
+    algorithm: Algorithm, q: int, most: int = 2000
+) -> tuple[float, Any, list[Any]]:
     """The bias at rest on the library's own engine, and the states it ended in."""
     run = PROBLEM.run(algorithm, rounds=most, q=q)
     x, still = float(run.state.shared.x), 0
@@ -254,13 +256,13 @@ REFERENCE = ((5, 0.02), (5, 0.1), (10, 0.02), (10, 0.1))
 def _shrinking() -> Bias:
     etas, q = np.array(SHRINKING), 10
     alphas = 20 * etas**2
-    found = rest_of(STEM(Given(etas), Given(alphas)), q, (len(etas),))
+    found = bias_at_rest(STEM(PerLane(etas), PerLane(alphas)), q, (len(etas),))
     closed = [fixed_points.stem(CLIENTS, q, e, a) for e, a in zip(etas, alphas, strict=True)]
     return Bias("STEM", np.array(closed) - PROBLEM.best, found)
 
 
 def _reference() -> Bias:
-    found = [engine_rest(FedAvg(eta), q)[0] for q, eta in REFERENCE]
+    found = [bias_at_rest_on_engine(FedAvg(eta), q)[0] for q, eta in REFERENCE]
     closed = [fixed_points.fedavg(CLIENTS, q, eta) - PROBLEM.best for q, eta in REFERENCE]
     return Bias("FedAvg", np.array(closed), np.array(found))
 

@@ -15,7 +15,7 @@ from studies.theory.findings import RESULTS
 from studies.theory.fixed_points import Clients
 
 COMMITTED = RESULTS / "drift.json"
-TWO = Clients.of((1, 4), (0, 1))
+TWO = Clients.from_sequences((1, 4), (0, 1))
 
 
 def rows(finding, table):

@@ -12,7 +12,7 @@ from fafed import ALGORITHMS, FedAvg
 from fafed.experiment import Experiment
 from fafed.rundir import RunDir, execute
 from fafed.tuning import space
-from studies.which_algorithm import measuring
+from studies.which_algorithm import measurement
 from studies.which_algorithm.figure import draw
 from studies.which_algorithm.page import render
 from studies.which_algorithm.results import (
@@ -23,8 +23,8 @@ from studies.which_algorithm.results import (
     RESULTS,
     SKEWED,
     Results,
-    cls,
-    job,
+    class_name,
+    read_experiment,
 )
 
 
@@ -36,7 +36,7 @@ def results():
 def test_the_page_is_the_one_that_the_results_give(results, monkeypatch):
     page = PAGE.read_text("utf-8")
     for name in results.not_measured:
-        if cls(name) not in page:  # registered after the page was written
+        if class_name(name) not in page:  # registered after the page was written
             monkeypatch.delitem(ALGORITHMS, name)
     assert page == render(results), "python -m studies.which_algorithm --render-only"
     assert f"(images/{PICTURE.name})" in page
@@ -61,13 +61,13 @@ def test_a_method_that_was_not_measured_is_marked(results, monkeypatch):
 
 
 def test_every_method_had_the_same_number_of_trials(results):
-    for part, target in measuring.TARGETS.items():
-        file = job(part)
+    for part, target in measurement.TARGETS.items():
+        file = read_experiment(part)
         assert results.content["targets"][part] == target
         for name in file.search:
             tried = [tuple(t["step"].items()) for t in results.parts[part][name]["trials"]]
             assert len(tried) == 4
-            assert tried == measuring._grid(file, name)
+            assert tried == measurement._grid(file, name)
             assert tuple(results.parts[part][name]["step"].items()) in tried
             assert len(space(file, name)) == 1
 
@@ -113,7 +113,7 @@ def test_measuring_on_a_tiny_job(tmp_path, monkeypatch):
     plain = experiment(data, rounds=2, algorithm={"name": "fedavg"})
     grids = {"search": {"fedavg": {"eta": [0.001, 0.1]}, "scaffold": {"eta": [0.02, 0.1]}}}
     half = {"participation": 0.5, "settings": {"scaffold": {"wire": "full"}}}
-    for part in measuring.TARGETS:
+    for part in measurement.TARGETS:
         content = plain | {"name": part} | (half if part == PARTIAL else grids)
         text = Experiment.of(content).to_toml()
         (tmp_path / f"{part}.toml").write_text(text, "utf-8")
@@ -127,12 +127,12 @@ def test_measuring_on_a_tiny_job(tmp_path, monkeypatch):
                 execute(e, place)
         return places
 
-    monkeypatch.setattr(measuring, "EXPERIMENTS", tmp_path)
-    monkeypatch.setattr(measuring, "run_all", in_this_process)
-    found = measuring.measure(tmp_path / "runs", jobs=1)
+    monkeypatch.setattr(measurement, "EXPERIMENTS", tmp_path)
+    monkeypatch.setattr(measurement, "run_all", in_this_process)
+    found = measurement.measure(tmp_path / "runs", jobs=1)
     fedavg = found["measured"]["iid"]["fedavg"]
     assert fedavg["step"] == {"eta": 0.1}
-    assert len(fedavg["accuracy"]) == len(measuring.SEEDS)
+    assert len(fedavg["accuracy"]) == len(measurement.SEEDS)
     assert fedavg["default"] is not None
     assert (
         found["measured"]["partial"]["scaffold"]["step"]
@@ -140,5 +140,5 @@ def test_measuring_on_a_tiny_job(tmp_path, monkeypatch):
     )
     count = len(ran)
     assert count == 3 * (3 + 3 + 3 * 2) + 3 * 2
-    assert measuring.measure(tmp_path / "runs", jobs=1) == found
+    assert measurement.measure(tmp_path / "runs", jobs=1) == found
     assert len(ran) == count
