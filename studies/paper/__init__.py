@@ -2,7 +2,7 @@
 
     protocol.py   what is run: configs/protocol.toml
     ledger.py     jobs, and what became of them: results/*.jsonl
-    plan.py       what each stage needs from the ledger, and what it decides
+    decisions.py       what each stage needs from the ledger, and what it decides
     driver.py     runs what is missing
     findings.py   numbers for tables and figures, from the ledger
     document.py   docs/paper.md and the README's part

@@ -75,12 +75,12 @@ def status(
     from rich.table import Table
 
     from studies.paper import driver
-    from studies.paper.plan import Plan, missing
+    from studies.paper.decisions import Decisions, missing
     from studies.paper.protocol import Protocol
 
-    plan = Plan(Protocol.read(configuration), driver.everything(runs, results))
+    decisions = Decisions(Protocol.read(configuration), driver.all_records(runs, results))
     table = Table("stage", "decisions", "made", "runs that can be started", title="Stages")
-    for name, calls in driver.stages(plan).items():
+    for name, calls in driver.stages(decisions).items():
         made = sum(not missing([call]) for call in calls)
         table.add_row(name, str(len(calls)), str(made), str(len(missing(calls))))
     Console().print(table)
@@ -130,23 +130,23 @@ def document(
     """Take over what has been run, and write docs/paper.md, its figures and the README's part."""
     from studies.paper import document as page
     from studies.paper import driver
+    from studies.paper.decisions import Decisions
     from studies.paper.findings import Findings
-    from studies.paper.plan import Plan
 
-    plan = _findings(configuration, runs, results).plan
-    findings = Findings(Plan(plan.protocol, driver.relevant(plan)))
-    findings.plan.ledger.write(results)
+    decisions = _findings(configuration, runs, results).decisions
+    findings = Findings(Decisions(decisions.protocol, driver.needed_records(decisions)))
+    findings.decisions.ledger.write(results)
     for path in page.write(findings, docs, readme):
         typer.echo(f"wrote {path}")
 
 
 def _findings(configuration: Path, runs: Path, results: Path) -> Findings:
     from studies.paper import driver
+    from studies.paper.decisions import Decisions
     from studies.paper.findings import Findings
-    from studies.paper.plan import Plan
     from studies.paper.protocol import Protocol
 
-    return Findings(Plan(Protocol.read(configuration), driver.everything(runs, results)))
+    return Findings(Decisions(Protocol.read(configuration), driver.all_records(runs, results)))
 
 
 if __name__ == "__main__":

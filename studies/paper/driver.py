@@ -17,8 +17,8 @@ from fafed.data import status
 from fafed.errors import ConfigError, nearest
 from fafed.jobs import run_all
 from fafed.rundir import RunDir
-from studies.paper.ledger import Job, Ledger, Outcome, extracted
-from studies.paper.plan import Plan, missing
+from studies.paper.decisions import Decisions, missing
+from studies.paper.ledger import Job, Ledger, Outcome, compact_record
 from studies.paper.protocol import Protocol
 
 Calls = list[Callable[[], object]]
@@ -27,60 +27,62 @@ RECORDS = "records"  # the driver's ledger, below the runs
 PAUSE = 10.0  # seconds between two looks at what has ended
 
 
-def stages(plan: Plan) -> dict[str, Calls]:
+def stages(decisions: Decisions) -> dict[str, Calls]:
     """Name -> the decisions to be made, in the order in which they are run."""
-    p = plan.protocol
+    p = decisions.protocol
     levels, methods, values = list(p.table2), p.methods, p.sensitivity.values
 
     def seeds(decide: Callable[[str, str, int], object], chosen: Sequence[int]) -> Calls:
         return [partial(decide, n, m, seed) for seed in chosen for n in levels for m in methods]
 
-    found: dict[str, Calls] = {"budget": [partial(plan.budget, n) for n in [*levels, *p.readings]]}
+    found: dict[str, Calls] = {
+        "budget": [partial(decisions.budget, n) for n in [*levels, *p.readings]]
+    }
     for name in [*levels, *p.readings]:  # a column at a time, because that is worth showing
-        found[name] = [partial(plan.final, name, m, seed) for seed in p.seeds for m in methods]
+        found[name] = [partial(decisions.final, name, m, seed) for seed in p.seeds for m in methods]
     also = [(n, m, seed) for n in levels for m in p.tuned.also for seed in p.seeds]
     found |= {
         "tuned": [
-            *seeds(plan.tuned_final, p.seeds),
-            *(partial(plan.tuned_also, *which) for which in also),
+            *seeds(decisions.tuned_final, p.seeds),
+            *(partial(decisions.tuned_also, *which) for which in also),
         ],
-        "momentum": seeds(plan.momentum_final, p.seeds),
-        "long": seeds(plan.long, p.seeds[:1]),
-        "sensitivity": [partial(plan.sensitivity, k, v) for k in values for v in values[k]],
-        "deviations": [partial(plan.deviation, d, m) for d in p.deviations for m in d.methods],
+        "momentum": seeds(decisions.momentum_final, p.seeds),
+        "long": seeds(decisions.long, p.seeds[:1]),
+        "sensitivity": [partial(decisions.sensitivity, k, v) for k in values for v in values[k]],
+        "deviations": [partial(decisions.deviation, d, m) for d in p.deviations for m in d.methods],
     }
     for name in p.other_data:
-        found[name] = [partial(plan.curve, name, m) for m in methods]
-    found["long-seeds"] = seeds(plan.long, p.seeds[1:])
-    found["momentum-long"] = seeds(plan.momentum_long, p.seeds)
+        found[name] = [partial(decisions.curve, name, m) for m in methods]
+    found["long-seeds"] = seeds(decisions.long, p.seeds[1:])
+    found["momentum-long"] = seeds(decisions.momentum_long, p.seeds)
     for name, wanted in p.language.items():  # last, because it takes longer than all the others
-        found[name] = [partial(plan.language, name, m) for m in wanted.methods]
+        found[name] = [partial(decisions.language, name, m) for m in wanted.methods]
         if wanted.control:
-            found[name].append(partial(plan.control, name))
+            found[name].append(partial(decisions.control, name))
     return found
 
 
-def everything(root: Path, results: Path) -> Ledger:
+def all_records(root: Path, results: Path) -> Ledger:
     """What is committed, and what has been run since."""
     ledger = Ledger.read(results)
     ledger.outcomes |= Ledger.read(root / RECORDS).outcomes
     return ledger
 
 
-def relevant(plan: Plan) -> Ledger:
+def needed_records(decisions: Decisions) -> Ledger:
     """What the decisions refer to, without runs of an earlier protocol."""
-    for calls in stages(plan).values():
+    for calls in stages(decisions).values():
         missing(calls)
-    found = plan.ledger
+    found = decisions.ledger
     return Ledger(found.outcomes[key] for key in found.outcomes if key in found.asked)
 
 
-def chosen_stages(plan: Plan, only: Sequence[str]) -> dict[str, Calls]:
-    known = stages(plan)
+def chosen_stages(decisions: Decisions, only: Sequence[str]) -> dict[str, Calls]:
+    known = stages(decisions)
     for name in only:
         if name not in known:
             raise ConfigError(f"there is no stage {name!r}; {nearest(name, known)}")
-    wanted = only or [name for name in known if name not in plan.protocol.on_request]
+    wanted = only or [name for name in known if name not in decisions.protocol.on_request]
     return {name: known[name] for name in known if name in wanted}
 
 
@@ -95,9 +97,9 @@ def run(
     say: Say = print,
 ) -> None:
     """Everything that is missing; what an earlier stage decides, a later one builds on."""
-    ledger = everything(root, results)
-    plan = Plan(protocol, ledger)
-    for name, calls in chosen_stages(plan, only).items():
+    ledger = all_records(root, results)
+    decisions = Decisions(protocol, ledger)
+    for name, calls in chosen_stages(decisions, only).items():
         while todo := missing(calls):
             if absent := _absent(protocol, todo):
                 say(f"{name}: left out, {absent} is not here: fafed data get {absent}")
@@ -148,7 +150,7 @@ class Batch:
         ended = [RunDir(path) for path in self.open if path not in busy and _ended(RunDir(path))]
         for place in ended:
             for job in self.open.pop(place.path):
-                self.ledger.add(outcome := extracted(job, place))
+                self.ledger.add(outcome := compact_record(job, place))
                 self.say(_line(job, outcome))
             shutil.rmtree(place.checkpoints, ignore_errors=True)
         if ended:

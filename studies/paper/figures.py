@@ -135,7 +135,7 @@ def language(findings: Findings) -> Figure | None:
         _curves(left, lines, "train_loss", "round")
         _guess(left)
         top = ABOVE_LATER * max(_later(run) for run in runs.values())
-        _curves(right, lines, "train_loss", "round", log=True, of=perplexity, top=top)
+        _curves(right, lines, "train_loss", "round", log=True, transform=perplexity, top=top)
         name_axes(left, p.language[name].about, "rounds", "training loss")
         name_axes(right, p.language[name].about, "rounds", "training perplexity")
     _legend(figure, axes)
@@ -220,7 +220,7 @@ def _curves(
     axis: str,
     *,
     log: bool = False,
-    of: Callable[[float], float] = float,
+    transform: Callable[[float], float] = float,
     top: float | None = None,
 ) -> None:
     """The mean over seeds, and between the lowest and the highest seed."""
@@ -234,7 +234,7 @@ def _curves(
         if not series:
             continue
         x = [cost for cost, _ in series[0]]
-        values = list(zip(*([of(y) for _, y in one] for one in series), strict=True))
+        values = list(zip(*([transform(y) for _, y in one] for one in series), strict=True))
         own = label in HUES
         hue = HUES[label] if own else MUTED
         if len(series) > 1:

@@ -13,8 +13,8 @@ import numpy as np
 
 from fafed.algorithms import ALGORITHMS
 from fafed.report.numbers import Stat
+from studies.paper.decisions import Decisions, Race, RoundBudget
 from studies.paper.ledger import Missing, Outcome
-from studies.paper.plan import Plan, Race, Rounds
 from studies.paper.protocol import Deviation, Protocol
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ def perplexity(loss: float) -> float:
     return math.exp(min(loss, 700))  # what a float can hold
 
 
-def known(call: Callable[[], T]) -> T | None:
+def or_none(call: Callable[[], T]) -> T | None:
     try:
         return call()
     except Missing:
@@ -48,7 +48,7 @@ def known(call: Callable[[], T]) -> T | None:
 
 
 @dataclass(frozen=True)
-class Place:
+class Standing:
     """Where a method stands in a column of results."""
 
     rank: int  # 1 is first
@@ -58,80 +58,80 @@ class Place:
 
 
 class Findings:
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.levels = list(plan.protocol.table2)
+    def __init__(self, decisions: Decisions) -> None:
+        self.decisions = decisions
+        self.levels = list(decisions.protocol.table2)
 
     @property
     def protocol(self) -> Protocol:
-        return self.plan.protocol
+        return self.decisions.protocol
 
     # Decisions.
 
-    def rounds(self, name: str) -> Rounds | None:
-        return known(partial(self.plan.budget, name))
+    def rounds(self, name: str) -> RoundBudget | None:
+        return or_none(partial(self.decisions.budget, name))
 
     def setting(self, name: str, method: str) -> Race | None:
-        return known(partial(self.plan.fair, name, method))
+        return or_none(partial(self.decisions.fair, name, method))
 
     def tuned_setting(self, name: str, method: str) -> Race | None:
-        return known(partial(self.plan.tuned, name, method))
+        return or_none(partial(self.decisions.tuned, name, method))
 
     def momentum_setting(self, name: str, method: str) -> Race | None:
-        return known(partial(self.plan.momentum, name, method))
+        return or_none(partial(self.decisions.momentum, name, method))
 
     # Runs.
 
     def finals(self, name: str, method: str) -> list[Outcome]:
-        return self._compared(partial(self.plan.final, name), method)
+        return self._compared(partial(self.decisions.final, name), method)
 
     def longs(self, name: str, method: str) -> list[Outcome]:
-        return self._compared(partial(self.plan.long, name), method)
+        return self._compared(partial(self.decisions.long, name), method)
 
     def tuned(self, name: str, method: str) -> list[Outcome]:
-        return self._compared(partial(self.plan.tuned_final, name), method)
+        return self._compared(partial(self.decisions.tuned_final, name), method)
 
     def tuned_also(self, name: str, method: str) -> list[Outcome]:
-        return self._seeds(partial(self.plan.tuned_also, name, method))
+        return self._seeds(partial(self.decisions.tuned_also, name, method))
 
     def with_momentum(self, name: str, method: str) -> list[Outcome]:
         """Those of the further search, with momentum for those without."""
-        return self._compared(partial(self.plan.momentum_final, name), method)
+        return self._compared(partial(self.decisions.momentum_final, name), method)
 
     def momentum_longs(self, name: str, method: str) -> list[Outcome]:
-        return self._compared(partial(self.plan.momentum_long, name), method)
+        return self._compared(partial(self.decisions.momentum_long, name), method)
 
     def curves(self, name: str, method: str) -> list[Outcome]:
         """For the figures: of Table 2, or the one of the other data."""
         if name in self.levels:
             return self.finals(name, method)
-        found = known(partial(self.plan.curve, name, method))
+        found = or_none(partial(self.decisions.curve, name, method))
         return [found] if found else []
 
     def language(self, name: str) -> dict[str, Outcome]:
         """Method -> run."""
         methods = self.protocol.language[name].methods
-        found = {title(m): known(partial(self.plan.language, name, m)) for m in methods}
+        found = {title(m): or_none(partial(self.decisions.language, name, m)) for m in methods}
         return {label: outcome for label, outcome in found.items() if outcome}
 
     def control(self, name: str) -> Outcome | None:
         """STEM with FAFED's step over rho."""
         wanted = self.protocol.language[name].control
-        return known(partial(self.plan.control, name)) if wanted else None
+        return or_none(partial(self.decisions.control, name)) if wanted else None
 
     def sensitivity(self) -> dict[str, list[tuple[float, Outcome]]]:
         """What -> (value, run)."""
         found = {}
         for what, values in self.protocol.sensitivity.values.items():
-            runs = [(v, known(partial(self.plan.sensitivity, what, v))) for v in values]
+            runs = [(v, or_none(partial(self.decisions.sensitivity, what, v))) for v in values]
             found[what] = [(float(v), run) for v, run in runs if run]
         return found
 
     def deviation(self, wanted: Deviation, method: str) -> tuple[Outcome | None, Outcome | None]:
         """Table 2's run, and the one with something changed."""
         seed = self.protocol.seeds[0]
-        plain = known(partial(self.plan.final, wanted.experiment, method, seed))
-        return plain, known(partial(self.plan.deviation, wanted, method))
+        plain = or_none(partial(self.decisions.final, wanted.experiment, method, seed))
+        return plain, or_none(partial(self.decisions.deviation, wanted, method))
 
     def _compared(self, decide: Callable[[str, int], Outcome], method: str) -> list[Outcome]:
         """The seeds that all methods have; while there is none of these, whatever there is."""
@@ -140,7 +140,7 @@ class Findings:
         return [run for run in by_method[method] if not common or run.job.seed in common]
 
     def _seeds(self, decide: Callable[[int], Outcome]) -> list[Outcome]:
-        found = [known(partial(decide, seed)) for seed in self.protocol.seeds]
+        found = [or_none(partial(decide, seed)) for seed in self.protocol.seeds]
         return [outcome for outcome in found if outcome]
 
     # Numbers.
@@ -169,7 +169,7 @@ class Findings:
             stat.n == seeds for stat in found.values()
         )
 
-    def place(self, column: Mapping[str, Stat], method: str = FAFED) -> Place | None:
+    def standing(self, column: Mapping[str, Stat], method: str = FAFED) -> Standing | None:
         """Of a method among the others; None unless all of them have the same number of seeds."""
         others = {name: stat for name, stat in column.items() if name != method}
         same = len({stat.n for stat in column.values()}) == 1
@@ -179,7 +179,7 @@ class Findings:
         rival = max(others, key=lambda name: _last_if_nan(others[name].mean))
         better = sum(stat.mean > mine.mean for stat in others.values())
         spread = max(mine.std or 0.0, others[rival].std or 0.0)
-        return Place(better + 1, mine.mean - others[rival].mean, rival, spread)
+        return Standing(better + 1, mine.mean - others[rival].mean, rival, spread)
 
     def at_equal_cost(self, name: str, axis: str, runs: Runs | None = None) -> dict[str, Stat]:
         """Accuracy when a method has spent what FedAvg spends in all: gradients or bytes. The runs

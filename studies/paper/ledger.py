@@ -87,13 +87,13 @@ class Outcome:
         return self.job.plain() | own
 
     @classmethod
-    def of(cls, content: Mapping[str, Any]) -> Outcome:
+    def from_dict(cls, content: Mapping[str, Any]) -> Outcome:
         names = ("experiment", "algorithm", "settings", "seed", "rounds", "changes")
         job = Job(**{name: content[name] for name in names})
         return cls(job, content["columns"], content["seconds"], content["failure"])
 
 
-def extracted(job: Job, place: RunDir) -> Outcome:
+def compact_record(job: Job, place: RunDir) -> Outcome:
     """The compact record of a run that has ended: its evaluations, or all rounds where the training
     loss is known in every round only from the clients."""
     records = place.records()
@@ -171,7 +171,7 @@ class Ledger:
 
 def _outcome(file: Path, number: int, line: str) -> Outcome:
     try:
-        return Outcome.of(json.loads(line))
+        return Outcome.from_dict(json.loads(line))
     except (ValueError, KeyError, TypeError) as error:
         raise FafedError(
             f"{file}, line {number} is not a record of a run: {error!r}. Restore the file, or "

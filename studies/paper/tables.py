@@ -236,7 +236,7 @@ def language_table(runs: Mapping[str, Outcome], tail: int) -> str:
 
 def effort_table(f: Findings) -> str:
     """What all of it took."""
-    outcomes = list(f.plan.ledger.outcomes.values())
+    outcomes = list(f.decisions.ledger.outcomes.values())
     rows = []
     for name in dict.fromkeys(sorted(o.job.experiment for o in outcomes)):
         mine = [o for o in outcomes if o.job.experiment == name]

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Mapping
 
 from fafed.report.numbers import NOTHING, Stat, listing
+from studies.paper.decisions import Grid
 from studies.paper.findings import CONTROL, FAFED, STEM, Findings, Races, Runs, level, title
 from studies.paper.ledger import Outcome
-from studies.paper.plan import Grid
 from studies.paper.protocol import Search
 
 NOT_YET = "not run yet"
@@ -24,7 +24,7 @@ def sentence(words: str) -> str:
 
 def standing(f: Findings, column: Mapping[str, Stat], method: str = FAFED) -> str:
     """Where a method stands, in words."""
-    place = f.place(dict(column), method)
+    place = f.standing(dict(column), method)
     if place is None:
         return NOT_YET
     done, wanted = column[method].n, len(f.protocol.seeds)
@@ -39,7 +39,7 @@ def standing(f: Findings, column: Mapping[str, Stat], method: str = FAFED) -> st
 
 def rank(f: Findings, column: Mapping[str, Stat]) -> str:
     """FAFED's place in one word."""
-    place = f.place(dict(column))
+    place = f.standing(dict(column))
     return NOT_YET if place is None else ORDINALS[place.rank - 1]
 
 

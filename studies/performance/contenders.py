@@ -38,7 +38,7 @@ class Contender:
         module = f"studies.performance.runners.{self.runner}"
         return [str(python), *launcher, "-m", module, str(task), str(answer), *own]
 
-    def surroundings(self) -> dict[str, str]:
+    def environment_variables(self) -> dict[str, str]:
         """Environment variables."""
         threads = str(self.threads)
         own = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONPATH": str(ROOT)}

@@ -73,7 +73,7 @@ def compete(
 
 def _start(contender: Contender, task: Path, answer: Path, note: Notes, limit: float) -> None:
     found = measure.run(
-        contender.command(task, answer), contender.surroundings(), answer, limit=limit
+        contender.command(task, answer), contender.environment_variables(), answer, limit=limit
     )
     note.answers.append(found)
     note.spent += found.wall

@@ -34,10 +34,10 @@ def write(path: Path) -> None:
         figure.draw(found["growth"], FIGURE)
     for page in PAGES:
         text = page.read_text()
-        page.write_text(filled(text, found))
+        page.write_text(fill_in(text, found))
 
 
-def filled(text: str, found: Results) -> str:
+def fill_in(text: str, found: Results) -> str:
     """The page with every marked place filled in."""
     for name in markdown.part_names(text):
         study, _, part = name.partition(":")

@@ -18,7 +18,7 @@ from fafed.data.batches import Examples, Source
 from fafed.data.streams import Streams
 from fafed.errors import DataError
 from fafed.objective import Model
-from studies.performance.runners import exchange
+from studies.performance.runners import harness
 
 Rows = NDArray[np.int64]
 BPTT = 35
@@ -125,11 +125,11 @@ def open_source(job: Job, folder: Path) -> Source:
 
 
 def source_of(folder: Path, text: bool, batch: int) -> Source:
-    parts = list(exchange.array(folder, "parts").numpy())
+    parts = list(harness.array(folder, "parts").numpy())
     if text:
-        tokens = exchange.array(folder, "tokens")
+        tokens = harness.array(folder, "tokens")
         return Streams(tokens, parts, batch_size=batch, bptt=BPTT)
-    pool = exchange.array(folder, "inputs"), exchange.array(folder, "targets")
+    pool = harness.array(folder, "inputs"), harness.array(folder, "targets")
     return Examples(pool, parts, batch_size=batch)
 
 

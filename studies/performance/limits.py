@@ -61,7 +61,7 @@ def peak() -> dict[str, Any]:
 def _ask(contender: Contender, task: Path, folder: Path) -> dict[str, Any]:
     command = contender.command(task, folder)
     try:
-        return measure.run(command, contender.surroundings(), folder, LIMIT).found
+        return measure.run(command, contender.environment_variables(), folder, LIMIT).found
     except Failed as cause:
         raise SystemExit(f"{contender.label or contender.name} failed: {cause}") from cause
 

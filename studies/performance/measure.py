@@ -38,13 +38,13 @@ class Answer:
 
 
 def run(
-    command: Sequence[str], surroundings: Mapping[str, str], answer: Path, limit: float
+    command: Sequence[str], environment_variables: Mapping[str, str], answer: Path, limit: float
 ) -> Answer:
     began = time.perf_counter()
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             command,
-            env=surroundings,
+            env=environment_variables,
             cwd=ROOT,
             stdout=log,
             stderr=subprocess.STDOUT,

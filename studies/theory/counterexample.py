@@ -20,7 +20,7 @@ from fafed.algorithms.naive import Local
 from fafed.report.numbers import listing
 from fafed.schedules import TheoryMomentum, TheoryStep
 from studies.theory.findings import Claim, Finding, Table, short, span
-from studies.theory.lab import Decaying, Given, Lab, one_thread
+from studies.theory.lab import Lab, PerLane, PerLaneDecaying, one_thread
 from studies.theory.problems import REAL, Counterexample
 
 if TYPE_CHECKING:
@@ -50,23 +50,25 @@ def drift_closed(rho: Any) -> Any:
     return (4 / (2 + rho) - 6 / (6 + rho)) / 3
 
 
-class Path(NamedTuple):
+class Trajectory(NamedTuple):
     points: NDArray[np.float64]  # (steps, *lanes): the mean model at the start of every step
     ends: NDArray[np.float64]  # (rounds, *lanes): the model after every round
 
 
-def path(
+def trajectory(
     algorithm: Algorithm,
     q: int,
     T: int,
     lanes: tuple[int, ...] = (),
     x0: float = 10.0,
     start: Tensor | None = None,
-) -> Path:
+) -> Trajectory:
     lab = Lab(algorithm, Counterexample(x0), q=q, lanes=lanes, start=start)
     found = [lab.round() for _ in range(T // q)]
     points = torch.cat([r.points for r in found])[..., 0, 0]
-    return Path(points.numpy(), torch.stack([r.shared.x[..., 0, 0, 0] for r in found]).numpy())
+    return Trajectory(
+        points.numpy(), torch.stack([r.shared.x[..., 0, 0, 0] for r in found]).numpy()
+    )
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class Setting:
             eta = TheoryStep(L, N, self.q, self.rho)
             alpha = TheoryMomentum(L, N, self.q, 1, self.rho)
             return FAFED(eta, alpha, beta=BETA, rho=self.rho)
-        return FAFED(self.eta, Given(self.alphas), beta=BETA, rho=self.rho)
+        return FAFED(self.eta, PerLane(self.alphas), beta=BETA, rho=self.rho)
 
 
 SETTINGS = (
@@ -113,14 +115,14 @@ SETTINGS = (
 @one_thread()
 def measure(quick: bool = False) -> Finding:
     """`quick` leaves out most of the search for the largest step that converges."""
-    opposite = _opposite()
+    directions = _compare_directions()
     limits, drifts = _limits()
     fates, traces = _fates()
     if quick:  # the shorter runs leave out small steps that would converge, not the largest one
         largest = _largest((1.0,), (10,), 6000)
     else:
         largest = _largest((1.0, 3.0), (1, 5, 10, 20), 20000)
-    tables = {"paths": opposite.table, "limits": limits, "fates": fates, "largest": largest}
+    tables = {"paths": directions.table, "limits": limits, "fates": fates, "largest": largest}
     return Finding(
         name=NAME,
         title="The counterexample",
@@ -131,15 +133,15 @@ def measure(quick: bool = False) -> Finding:
         ),
         settings={"eta": ETA, "beta": BETA, "rho": RHO, "x0": 10.0},
         tables=tables,
-        claims=_claims(opposite, limits, fates, largest),
-        lines={"paths": opposite.lines, "drifts": drifts, "traces": traces},
+        claims=_claims(directions, limits, fates, largest),
+        lines={"paths": directions.lines, "drifts": drifts, "traces": traces},
     )
 
 
 # Who walks where.
 
 
-class _Opposite(NamedTuple):
+class _Directions(NamedTuple):
     table: Table
     lines: dict[str, Any]
     moved_away: int
@@ -147,9 +149,9 @@ class _Opposite(NamedTuple):
     worst: float  # against the closed forms
 
 
-def _opposite() -> _Opposite:
-    naive = path(NaiveAdaptiveFedAvg(ETA, BETA), 1, 600).ends
-    fafed = path(FAFED(ETA, 0.1, beta=BETA, rho=RHO), 1, 300).ends
+def _compare_directions() -> _Directions:
+    naive = trajectory(NaiveAdaptiveFedAvg(ETA, BETA), 1, 600).ends
+    fafed = trajectory(FAFED(ETA, 0.1, beta=BETA, rho=RHO), 1, 300).ends
     rows, worst = [], 0.0
     for t in (1, 2, 10, 100, 600):
         closed = float(naive_closed(np.array([t]))[0])
@@ -160,7 +162,7 @@ def _opposite() -> _Opposite:
         worst = max(worst, abs(closed - fafed[t - 2]))  # after t - 1 steps the model is that of t
         rows.append(("FAFED", t, closed, float(fafed[t - 2])))
     for q, beta in ((1, 0.9), (5, 0.5), (10, 0.9)):
-        found = path(FAFED(ETA, Given((0.1, 0.9)), beta=beta, rho=RHO), q, 300, (2,)).ends
+        found = trajectory(FAFED(ETA, PerLane((0.1, 0.9)), beta=beta, rho=RHO), q, 300, (2,)).ends
         line = fafed_closed(np.arange(q, 301, q) + 1)[:, None]
         worst = max(worst, float(np.abs(found - line).max()))
     table = Table(
@@ -172,23 +174,23 @@ def _opposite() -> _Opposite:
     )
     lines = {
         "naive": [10.0, *naive.tolist()],
-        "fafed": path(FAFED(ETA, 0.1, beta=BETA, rho=RHO), 1, 700).points.tolist(),
+        "fafed": trajectory(FAFED(ETA, 0.1, beta=BETA, rho=RHO), 1, 700).points.tolist(),
     }
-    away, tried = _away()
-    return _Opposite(table, lines, away, tried, worst)
+    away, tried = _count_moved_away()
+    return _Directions(table, lines, away, tried, worst)
 
 
-def _away() -> tuple[int, int]:
+def _count_moved_away() -> tuple[int, int]:
     """How many of many settings of the naive method end farther from 0 than they began."""
     starts = torch.tensor([10.0, 0.5, 0.1, 0.01, 0.001], dtype=REAL)
     etas = torch.tensor(GRID, dtype=REAL)[:, None].expand(-1, len(starts))
     start = starts.expand(len(GRID), -1)[..., None]
     away = tried = 0
     for beta in (0.0, 0.5, 0.9, 0.999):
-        for rate in (Given(etas), Decaying(etas)):
+        for rate in (PerLane(etas), PerLaneDecaying(etas)):
             for q in (1, 10):
                 algorithm = NaiveAdaptiveFedAvg(rate, beta)
-                ends = path(algorithm, q, 300, tuple(etas.shape), start=start).ends[-1]
+                ends = trajectory(algorithm, q, 300, tuple(etas.shape), start=start).ends[-1]
                 away += int((np.abs(ends) > starts.numpy()).sum())
                 tried += ends.size
     return away, tried
@@ -201,15 +203,15 @@ def _limits() -> tuple[Table, dict[str, Any]]:
     rhos = np.array([0.0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16])
     found = []
     for rho in rhos:
-        ends = path(NaiveAdaptiveFedAvg(0.01, BETA, float(rho)), 1, 70).ends
+        ends = trajectory(NaiveAdaptiveFedAvg(0.01, BETA, float(rho)), 1, 70).ends
         found.append(float(ends[-1] - ends[-2]) / 0.01)
     rows: list[tuple[Any, ...]] = [
         (f"rho = {rho:g}", float(drift_closed(rho)), d)
         for rho, d in zip(rhos, found, strict=True)
         if rho in (0, 5, 6, 7, 12)
     ]
-    floor = _clean(path(NaiveAdaptiveFedAvg(4.0, BETA, 8.0), 1, 1000).ends[-1])
-    warm = _clean(path(WarmNaive(10.0, 0.9999), 1, 1000).ends[-1])
+    floor = _clean(trajectory(NaiveAdaptiveFedAvg(4.0, BETA, 8.0), 1, 1000).ends[-1])
+    warm = _clean(trajectory(WarmNaive(10.0, 0.9999), 1, 1000).ends[-1])
     rows.append(("rho = 8, eta = 4, after 1,000 steps", None, floor))
     rows.append(("rho = 0, v_0 = 10,000, beta = 0.9999, eta = 10", None, warm))
     table = Table(
@@ -229,7 +231,7 @@ def _fates() -> tuple[Table, dict[str, list[float]]]:
     rows: list[tuple[Any, ...]] = []
     traces = {}
     for s in SETTINGS:
-        found = path(s.algorithm(), s.q, s.T, (len(s.alphas),) if s.alphas else (), s.x0)
+        found = trajectory(s.algorithm(), s.q, s.T, (len(s.alphas),) if s.alphas else (), s.x0)
         points = found.points.reshape(s.T, -1)
         ends = found.ends.reshape(s.T // s.q, -1)
         tail = points[-s.T // 10 :]
@@ -253,7 +255,7 @@ def _fates() -> tuple[Table, dict[str, list[float]]]:
             if (s.eta, s.rho, alpha) == (ETA, RHO, 0.9):
                 traces[str(s.q)] = [s.x0, *ends[:, k].tolist()]
     etas, T = (0.1, 0.02, 0.01), 20000
-    fedavg = path(FedAvg(Given(etas)), 10, T, (3,))
+    fedavg = trajectory(FedAvg(PerLane(etas)), 10, T, (3,))
     for k, eta in enumerate(etas):
         low, high = _range(fedavg.points[-T // 10 :, k])
         end = _clean(fedavg.ends[-1, k])
@@ -299,8 +301,8 @@ def _largest(rhos: Sequence[float], qs: Sequence[int], T: int) -> Table:
     rows = []
     for rho in rhos:
         for q in qs:
-            algorithm = FAFED(Given(GRID), 0.1, beta=BETA, rho=rho)
-            ends = np.abs(path(algorithm, q, T, (len(GRID),)).ends[-20:]).max(0)
+            algorithm = FAFED(PerLane(GRID), 0.1, beta=BETA, rho=rho)
+            ends = np.abs(trajectory(algorithm, q, T, (len(GRID),)).ends[-20:]).max(0)
             best = max(eta for eta, end in zip(GRID, ends, strict=True) if end < REACHED)
             rows.append((rho, q, best, best * q / rho, rho / (12 * 6 * q)))
     return Table(
@@ -311,8 +313,8 @@ def _largest(rhos: Sequence[float], qs: Sequence[int], T: int) -> Table:
     )
 
 
-def _claims(opposite: _Opposite, limits: Table, fates: Table, largest: Table) -> list[Claim]:
-    naive, fafed = opposite.table.rows[3][3], opposite.table.rows[-1][3]
+def _claims(directions: _Directions, limits: Table, fates: Table, largest: Table) -> list[Claim]:
+    naive, fafed = directions.table.rows[3][3], directions.table.rows[-1][3]
     floor, warm = limits.rows[-2][2], limits.rows[-1][2]
     stalled = [row for row in fates.rows if (row[0], row[2], row[-1]) == ("FAFED", ETA, "stalls")]
     stalls = listing([f"q = {row[1]}, alpha = {row[4]:g} at {short(row[8], 3)}" for row in stalled])
@@ -320,9 +322,9 @@ def _claims(opposite: _Opposite, limits: Table, fates: Table, largest: Table) ->
     return [
         Claim(
             "With private denominators the mean model leaves the optimum, however it is tuned.",
-            opposite.moved_away == opposite.tried and naive > 10,
-            f"From 10 it is at {short(naive, 6)} after 100 steps, and {opposite.moved_away:,} of "
-            f"{opposite.tried:,} settings tried (step 0.001 to 10, constant or falling like "
+            directions.moved_away == directions.tried and naive > 10,
+            f"From 10 it is at {short(naive, 6)} after 100 steps, and {directions.moved_away:,} of "
+            f"{directions.tried:,} settings tried (step 0.001 to 10, constant or falling like "
             "1/sqrt(t), beta 0 to 0.999, starts 10 to 0.001, q 1 and 10) end farther away than "
             "they began.",
             "But a floor rho under the root turns the drift around at rho = 6 (q = 1): at rho = 8, "
@@ -332,10 +334,10 @@ def _claims(opposite: _Opposite, limits: Table, fates: Table, largest: Table) ->
         ),
         Claim(
             "With the same gradients FAFED moves towards the optimum.",
-            fafed < 10 and opposite.worst < 1e-9,
+            fafed < 10 and directions.worst < 1e-9,
             f"After 300 steps it is at {short(fafed, 6)}. Above 1 its speed is the same for every "
             "alpha, beta and q. Closed forms and measurements of both methods differ by at most "
-            f"{short(opposite.worst)}.",
+            f"{short(directions.worst)}.",
         ),
         Claim(
             "FAFED reaches the optimum at the example's own step, whatever q and alpha are.",

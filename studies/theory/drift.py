@@ -5,7 +5,6 @@ Two quadratics with exact gradients, so the only error left is the bias of local
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +18,7 @@ from fafed.report.numbers import listing
 from fafed.schedules import at
 from studies.theory import fixed_points
 from studies.theory.findings import Claim, Finding, Table, short
-from studies.theory.lab import Given, Lab, one_thread
+from studies.theory.lab import Lab, PerLane, one_thread
 from studies.theory.problems import Quadratics
 
 if TYPE_CHECKING:
@@ -29,7 +28,27 @@ NAME = "drift"
 Q, ETA = 5, 0.1
 ALPHAS = (1.0, 0.9, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 PROBLEM = Quadratics()
-CLIENTS = fixed_points.Clients.of(PROBLEM.a, PROBLEM.b)
+CLIENTS = fixed_points.Clients.from_sequences(PROBLEM.a, PROBLEM.b)
+WITH_ALPHA = ("fafed", "stem")  # measured for several alpha, the others once
+WITHOUT_ALPHA = (
+    "fedavg",
+    "scaffold",
+    "prsgdm",
+    "fedprox",
+    "fedpd",
+    "fedadam",
+    "fedyogi",
+    "fedadagrad",
+    "fedams",
+    "fedcams",
+    "localamsgrad",
+    "mime",
+    "mimelite",
+    "mimeadam",
+    "fedglomo",
+    "domo",
+    "naive",
+)
 AGREE = 1e-8
 STILL = 1e-12  # a round that moves the model by less is the last
 
@@ -69,11 +88,11 @@ def measure(quick: bool = False) -> Finding:
     """`quick` stops at alpha = 0.01, where rest is reached ten times sooner."""
     alphas = ALPHAS[:6] if quick else ALPHAS
     curves = _curves(alphas)
-    marks = [_mark(name) for name in federated() if "alpha" not in _fields(name)]
+    marks = [_mark(name) for name in ALGORITHMS if name in WITHOUT_ALPHA]
     etas = _shrinking()
     reference = _reference()
     alone = [*curves, *marks]
-    worst = max(abs(b.measured - b.closed).max() for b in [*alone, etas, reference] if b.has_closed)
+    worst = max(abs(b.measured - b.closed).max() for b in [*alone, etas, reference])
     return Finding(
         name=NAME,
         title="Client drift",
@@ -104,13 +123,9 @@ class Bias(NamedTuple):
     """Distances from the optimum, by formula and measured; of one algorithm or setting each."""
 
     name: str
-    closed: NDArray[np.float64]  # nan where there is no formula
+    closed: NDArray[np.float64]
     measured: NDArray[np.float64]
     settings: dict[str, Any] = {}  # noqa: RUF012  a NamedTuple's default, never changed
-
-    @property
-    def has_closed(self) -> bool:
-        return not np.isnan(self.closed).any()
 
     def table(self, title: str, columns: tuple[str, ...], keys: Any) -> Table:
         rows = [
@@ -120,13 +135,11 @@ class Bias(NamedTuple):
         return Table(title, (*columns, "bias by formula", "measured"), rows)
 
 
-def federated() -> list[str]:
-    """Every registered algorithm but the references for one client."""
-    return [name for name, cls in ALGORITHMS.items() if cls().population is None]
-
-
-def _fields(name: str) -> set[str]:
-    return {f.name for f in dataclasses.fields(ALGORITHMS[name])}  # type: ignore[arg-type]
+def not_measured() -> list[str]:
+    """The federated algorithms of the library for which this study has no formula."""
+    measured = (*WITH_ALPHA, *WITHOUT_ALPHA)
+    federated = [name for name, cls in ALGORITHMS.items() if cls().population is None]
+    return [ALGORITHMS[name].__name__ for name in federated if name not in measured]
 
 
 def _settings(name: str) -> dict[str, Any]:
@@ -147,13 +160,13 @@ def _clean(bias: float) -> float:
 
 def _curves(alphas: tuple[float, ...]) -> list[Bias]:
     curves = []
-    for name in (n for n in federated() if "alpha" in _fields(n)):
-        found = rest_of(build(name, alpha=Given(alphas)), Q, (len(alphas),))
+    for name in WITH_ALPHA:
+        found = bias_at_rest(build(name, alpha=PerLane(alphas)), Q, (len(alphas),))
         closed = [_closed_alpha(name, alpha) for alpha in alphas]
         curves.append(Bias(ALGORITHMS[name].__name__, np.array(closed), found))
-    mean = MeanPrevious(eta=ETA, alpha=Given(alphas), adaptivity="identity")
+    mean = MeanPrevious(eta=ETA, alpha=PerLane(alphas), adaptivity="identity")
     closed = [fixed_points.stem(CLIENTS, Q, ETA, alpha, mean=True) for alpha in alphas]
-    found = rest_of(mean, Q, (len(alphas),))
+    found = bias_at_rest(mean, Q, (len(alphas),))
     curves.append(Bias("STEM, mean previous iterate", np.array(closed) - PROBLEM.best, found))
     return curves
 
@@ -162,14 +175,12 @@ def _closed_alpha(name: str, alpha: float) -> float:
     match build(name):
         case FAFED() as f:
             x = fixed_points.fafed(CLIENTS, Q, ETA, alpha, f.beta, f.rho)
-        case STEM():
-            x = fixed_points.stem(CLIENTS, Q, ETA, alpha)
         case _:
-            x = float("nan")
+            x = fixed_points.stem(CLIENTS, Q, ETA, alpha)
     return x - PROBLEM.best
 
 
-def rest_of(
+def bias_at_rest(
     algorithm: Algorithm, q: int, lanes: tuple[int, ...], most: int = 8000
 ) -> NDArray[np.float64]:
     """The bias of every lane once the model moves no more."""
@@ -187,7 +198,7 @@ def rest_of(
 
 def _mark(name: str) -> Bias:
     algorithm = build(name)
-    measured, shared, locals_ = engine_rest(algorithm, Q)
+    measured, shared, locals_ = bias_at_rest_on_engine(algorithm, Q)
     closed = _closed(name, algorithm, shared, locals_)
     return Bias(
         ALGORITHMS[name].__name__,
@@ -197,7 +208,9 @@ def _mark(name: str) -> Bias:
     )
 
 
-def engine_rest(algorithm: Algorithm, q: int, most: int = 2000) -> tuple[float, Any, list[Any]]:
+def bias_at_rest_on_engine(
+    algorithm: Algorithm, q: int, most: int = 2000
+) -> tuple[float, Any, list[Any]]:
     """The bias at rest on the library's own engine, and the states it ended in."""
     run = PROBLEM.run(algorithm, rounds=most, q=q)
     x, still = float(run.state.shared.x), 0
@@ -229,11 +242,9 @@ def _closed(name: str, algorithm: Any, shared: Any, locals_: list[Any]) -> float
             return fixed_points.mimelite(c, Q, a.eta, a.beta1)
         case "localamsgrad":  # vhat, a running maximum, depends on the way; it is read off
             return fixed_points.local_amsgrad(c, Q, a.eta, a.beta1, float(shared.vhat))
-        case "naive":
+        case _:  # "naive"
             guess = np.array([float(shared.x), *(float(local.v) for local in locals_)])
             return fixed_points.naive(c, Q, a.eta, a.beta, a.rho, guess)
-        case _:
-            return float("nan")
 
 
 # The two tables of known numbers.
@@ -245,13 +256,13 @@ REFERENCE = ((5, 0.02), (5, 0.1), (10, 0.02), (10, 0.1))
 def _shrinking() -> Bias:
     etas, q = np.array(SHRINKING), 10
     alphas = 20 * etas**2
-    found = rest_of(STEM(Given(etas), Given(alphas)), q, (len(etas),))
+    found = bias_at_rest(STEM(PerLane(etas), PerLane(alphas)), q, (len(etas),))
     closed = [fixed_points.stem(CLIENTS, q, e, a) for e, a in zip(etas, alphas, strict=True)]
     return Bias("STEM", np.array(closed) - PROBLEM.best, found)
 
 
 def _reference() -> Bias:
-    found = [engine_rest(FedAvg(eta), q)[0] for q, eta in REFERENCE]
+    found = [bias_at_rest_on_engine(FedAvg(eta), q)[0] for q, eta in REFERENCE]
     closed = [fixed_points.fedavg(CLIENTS, q, eta) - PROBLEM.best for q, eta in REFERENCE]
     return Bias("FedAvg", np.array(closed), np.array(found))
 
@@ -279,16 +290,17 @@ def _algorithm_table(marks: list[Bias]) -> Table:
         (
             mark.name,
             ", ".join(f"{key} = {value:g}" for key, value in mark.settings.items()),
-            float(mark.closed[0]) if mark.has_closed else None,
+            float(mark.closed[0]),
             _clean(mark.measured[0]),
         )
         for mark in sorted(marks, key=lambda mark: (round(float(mark.measured[0]), 9), mark.name))
     ]
+    missing = f" Not measured yet: {listing(not_measured())}." if not_measured() else ""
     return Table(
         "Bias of the others",
         ("algorithm", "settings", "bias by formula", "measured"),
         rows,
-        "Settings that are not named are the library's defaults.",
+        f"Settings that are not named are the library's defaults.{missing}",
     )
 
 
@@ -388,8 +400,7 @@ def draw(finding: Finding) -> dict[str, Figure]:
     for place, (_, closed, measured, hue) in enumerate(rows):
         right.plot([0, measured], [place, place], color=hue, linewidth=0.9, alpha=0.45)
         right.plot(measured, place, "o", color=hue, markersize=4.5)
-        if not np.isnan(closed):
-            right.plot(closed, place, "o", color=hue, markersize=8, fillstyle="none", mew=0.8)
+        right.plot(closed, place, "o", color=hue, markersize=8, fillstyle="none", mew=0.8)
     right.set_yticks(range(len(rows)), [row[0] for row in rows], fontsize=7.5)
     for tick, row in zip(right.get_yticklabels(), rows, strict=True):
         tick.set_color(row[3])

@@ -24,7 +24,7 @@ class Clients:
     b: Vector
 
     @classmethod
-    def of(cls, a: Sequence[float], b: Sequence[float]) -> Clients:
+    def from_sequences(cls, a: Sequence[float], b: Sequence[float]) -> Clients:
         return cls(np.asarray(a, float), np.asarray(b, float))
 
     @property
@@ -146,18 +146,18 @@ def fafed_scale(c: Clients, q: int, eta: float, alpha: float, beta: float, rho: 
     """A = sqrt(v) + rho at rest: v = beta^q v + (1 - beta) mean_i sum_k beta^(q-k) (a_i e_k)^2."""
     fade = (1 - beta) * beta ** np.arange(q - 1, -1, -1) / (1 - beta**q)
 
-    def miss(A: Vector) -> Vector:
+    def residual(A: Vector) -> Vector:
         _, e = _stem_round(c, q, eta / float(A[0]), alpha, False)
         v = float((fade @ (c.a * e) ** 2).mean())
         return np.array([np.sqrt(v) + rho - A[0]])
 
-    return float(newton(miss, np.array([1.0 + rho]))[0])
+    return float(newton(residual, np.array([1.0 + rho]))[0])
 
 
 def naive(c: Clients, q: int, eta: float, beta: float, rho: float, guess: Vector) -> float:
     """x and the private v_i at rest; `guess` is near them."""
 
-    def miss(state: Vector) -> Vector:
+    def residual(state: Vector) -> Vector:
         x, v = np.full_like(c.a, state[0]), state[1:]
         for _ in range(q):
             g = c.a * (x - c.b)
@@ -165,15 +165,17 @@ def naive(c: Clients, q: int, eta: float, beta: float, rho: float, guess: Vector
             x = x - eta * g / (np.sqrt(v) + rho)
         return np.concatenate([[x.mean() - state[0]], v - state[1:]])
 
-    return float(newton(miss, guess)[0])
+    return float(newton(residual, guess)[0])
 
 
-def newton(miss: Callable[[Vector], Vector], x: Vector) -> Vector:
-    """A root of `miss` near x, derivatives by central differences."""
+def newton(residual: Callable[[Vector], Vector], x: Vector) -> Vector:
+    """A root of `residual` near x, derivatives by central differences."""
     for _ in range(50):
         width = 1e-6 * (1 + np.abs(x))
-        columns = [(miss(x + step) - miss(x - step)) / (2 * step.sum()) for step in np.diag(width)]
-        change = np.linalg.solve(np.array(columns).T, miss(x))
+        columns = [
+            (residual(x + step) - residual(x - step)) / (2 * step.sum()) for step in np.diag(width)
+        ]
+        change = np.linalg.solve(np.array(columns).T, residual(x))
         x = x - change
         if np.abs(change).max() < 1e-14 * (1 + np.abs(x).max()):
             break

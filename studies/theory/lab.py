@@ -3,7 +3,7 @@
 The library's algorithms are element-wise where the laboratory uses them (FAFED, STEM, FedAvg and
 naive adaptive FedAvg). So their own functions are handed whole blocks instead of vectors: what
 the server holds has the shape (*lanes, seeds, 1, d), what the clients hold (*lanes, seeds, N, d).
-A lane is one setting; settings that vary are `Given` schedules. A test proves that every run in
+A lane is one setting; settings that vary are `PerLane` schedules. A test proves that every run in
 the block is the run that `fafed.run.Run` makes.
 """
 
@@ -37,7 +37,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-class Given(Schedule):
+class PerLane(Schedule):
     """A rate of its own for every lane, the same at all steps."""
 
     def __init__(self, values: Any, after: int = 0) -> None:
@@ -50,7 +50,7 @@ class Given(Schedule):
         return self.values
 
 
-class Decaying(Given):
+class PerLaneDecaying(PerLane):
     """The same over sqrt(t)."""
 
     def __call__(self, t: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from studies.theory.drift import MeanPrevious
 from studies.theory.findings import Claim, Finding, Table, short
 from studies.theory.lab import Lab, mean, one_thread
 from studies.theory.problems import Robust
-from studies.theory.protocols import shaped
+from studies.theory.protocols import theory_rates
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -103,8 +103,8 @@ def trace(algorithm: FAFED, problem: Robust, q: int, T: int, seeds: int) -> Trac
 @one_thread()
 def measure(quick: bool = False, seeds: int = 4) -> Finding:
     T = 128 if quick else 2048
-    eta = float(shaped("FAFED", N, T)[0])
-    alpha = float(shaped("FAFED", N, T)[1])
+    eta = float(theory_rates("FAFED", N, T)[0])
+    alpha = float(theory_rates("FAFED", N, T)[1])
     problem = Robust(clients=N, size=1.0)
     traces = {rho: trace(FAFED(eta, alpha, BETA, rho), problem, Q, T, seeds) for rho in RHOS}
     exact = {

@@ -18,7 +18,7 @@ from fafed.algorithm import Algorithm
 from fafed.algorithms import FAFED, STEM, FedAvg
 from fafed.jobs import follow
 from studies.theory.drift import MeanPrevious
-from studies.theory.lab import Given, Lab, one_thread
+from studies.theory.lab import Lab, PerLane, one_thread
 from studies.theory.problems import Robust
 
 Array = NDArray[np.float64]
@@ -37,7 +37,7 @@ def algorithm(method: str, eta: Any, alpha: Any, rho: float = 0.1) -> Algorithm:
             return FAFED(eta, alpha, beta=0.9, rho=rho)
 
 
-def shaped(method: str, N: int, T: Any) -> tuple[Array, Array]:
+def theory_rates(method: str, N: int, T: Any) -> tuple[Array, Array]:
     """eta and alpha with the theory's powers of N and T; the constants were picked by hand."""
     T = np.asarray(T, float)
     if method == "FedAvg":
@@ -74,11 +74,11 @@ class Horizons(Task):
     mean_previous: bool = False  # STEM only
 
     def run(self) -> Array:
-        eta, alpha = shaped(self.method, self.N, self.Ts)
+        eta, alpha = theory_rates(self.method, self.N, self.Ts)
         problem = Robust(clients=self.N, size=self.size)
-        chosen = algorithm(self.method, Given(eta), Given(alpha))
+        chosen = algorithm(self.method, PerLane(eta), PerLane(alpha))
         if self.mean_previous:
-            chosen = MeanPrevious(Given(eta), Given(alpha), adaptivity="identity")
+            chosen = MeanPrevious(PerLane(eta), PerLane(alpha), adaptivity="identity")
         lab = Lab(chosen, problem, q=self.q, lanes=(len(self.Ts),), seeds=range(self.seeds))
         total = torch.zeros(2, len(self.Ts), self.seeds, dtype=torch.float64)
         found = torch.empty_like(total)
@@ -109,7 +109,7 @@ class Grid(Task):
     def run(self) -> Array:
         problem = Robust(offsets="gaussian")
         lanes = (len(self.etas), len(self.alphas))
-        chosen = algorithm(self.method, Given(self.etas, 1), Given(self.alphas))
+        chosen = algorithm(self.method, PerLane(self.etas, 1), PerLane(self.alphas))
         lab = Lab(chosen, problem, q=Q, lanes=lanes, seeds=range(self.seeds))
         total = torch.zeros(*lanes, self.seeds, dtype=torch.float64)
         found = []
@@ -145,7 +145,7 @@ class Scaling(Task):
             e1_scaled=self.e1_scaled,
         )
         lanes = (len(self.etas), len(self.alphas))
-        chosen = algorithm(self.method, Given(self.etas, 1), Given(self.alphas), rho=0.01)
+        chosen = algorithm(self.method, PerLane(self.etas, 1), PerLane(self.alphas), rho=0.01)
         start = problem.start(0) if self.smallest < 1 else torch.full((problem.d,), 2.0).double()
         lab = Lab(chosen, problem, q=Q, lanes=lanes, seeds=range(self.seeds), start=start)
         for _ in range(self.T // Q):

@@ -15,7 +15,7 @@ import logging
 from pathlib import Path
 
 from studies.which_algorithm.figure import draw
-from studies.which_algorithm.measuring import ROOT, measure
+from studies.which_algorithm.measurement import ROOT, measure
 from studies.which_algorithm.page import render
 from studies.which_algorithm.results import PAGE, PICTURE, RESULTS, Results
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fafed.report.palette import LIGHT
 from fafed.report.static import save, styled
-from studies.which_algorithm.results import SKEWED, Results, cls
+from studies.which_algorithm.results import SKEWED, Results, class_name
 
 SETTINGS = (("iid", "alike", "o"), ("skewed", "skewed", "s"), ("partial", "partial", "D"))
 COSTS = (("rounds", "rounds", "o"), ("gradients", "gradients", "s"), ("bytes", "bytes", "D"))
@@ -43,7 +43,7 @@ def draw(r: Results, path: Path) -> None:
                 words, box = "not reached by every seed", {"fc": LIGHT.background, "ec": "none"}
                 right.text(1.1, y, words, fontsize=8, va="center", color=LIGHT.muted, bbox=box)
         left.set_title("Test accuracy at the end")
-        left.set_yticks(range(len(names)), [cls(name) for name in names])
+        left.set_yticks(range(len(names)), [class_name(name) for name in names])
         left.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         right.set_title(f"Cost to {r.target(SKEWED)}, skewed; FedAvg = 1")
         right.set_xscale("log", base=2)

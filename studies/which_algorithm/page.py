@@ -6,18 +6,18 @@ from fafed.algorithms import ALGORITHMS
 from fafed.report.numbers import NOTHING, listing
 from studies import markdown
 from studies.which_algorithm.figure import COSTS
-from studies.which_algorithm.measuring import TAIL
+from studies.which_algorithm.measurement import TAIL
 from studies.which_algorithm.results import (
     ALIKE,
     PARTIAL,
     SECOND,
     SKEWED,
     Results,
-    cls,
-    job,
+    class_name,
     link,
     percent,
     points,
+    read_experiment,
 )
 
 
@@ -36,14 +36,15 @@ until the target was reached on skewed data, as a multiple of FedAvg's.*
 
 
 def _introduction(r: Results) -> str:
-    e, seeds = job(SKEWED), r.content["seeds"]
-    some = job(PARTIAL).participation * e.data.clients
+    e, seeds = read_experiment(SKEWED), r.content["seeds"]
+    some = read_experiment(PARTIAL).participation * e.data.clients
     return f"""\
 # Which algorithm should I use?
 
-We measured all {len(r.cards)} federated methods of fafed on one small job: the same clients, the
-same batches, four trials of the step size for each (seed {seeds["choosing"]}, chosen by the
-training loss), then seeds {listing([str(s) for s in seeds["measuring"]])}. The job is Fashion-MNIST
+We measured {"" if r.not_measured else "all "}{len(r.cards)} federated methods of fafed
+on one small job: the same clients, the same batches, four trials of the step size for each
+(seed {seeds["choosing"]}, chosen by the training loss), then seeds
+{listing([str(s) for s in seeds["measuring"]])}. The job is Fashion-MNIST
 on {e.data.clients} clients, a network with {e.model.options["hidden"][0]} hidden units
 ({r.content["parameters"]:,} parameters), {e.rounds} rounds of {e.local_steps} local steps with
 batches of {e.batch_size}, in three settings:
@@ -78,33 +79,34 @@ def _advice(r: Results) -> str:
             f"{r.end(ALIKE, 'fedavg')}, {points(behind)} behind the best.",
         ],
         ("Data are alike", link(mixed, mixed_plain)): [
-            f"{cls(mixed)} ends at {r.end(ALIKE, mixed)} and is at {r.target(ALIKE)} after",
+            f"{class_name(mixed)} ends at {r.end(ALIKE, mixed)} and is at {r.target(ALIKE)} after",
             f"{r.took(ALIKE, mixed)} rounds, FedAvg after {r.took(ALIKE, 'fedavg')}. Of the",
-            f"methods at FedAvg's price per round, {cls(mixed_plain)} ends highest:",
+            f"methods at FedAvg's price per round, {class_name(mixed_plain)} ends highest:",
             f"{r.end(ALIKE, mixed_plain)}.",
         ],
         ("Data differ strongly, everyone is there in every round", link(quick, high)): [
-            f"At FedAvg's price per round, {cls(quick)} is at {r.target(SKEWED)} after",
+            f"At FedAvg's price per round, {class_name(quick)} is at {r.target(SKEWED)} after",
             f"{r.took(SKEWED, quick)} rounds (FedAvg: {r.took(SKEWED, 'fedavg')}), and",
-            f"{cls(high)} ends highest: {r.end(SKEWED, high)}, {points(r.lead(SKEWED, high))}",
-            "above FedAvg.",
+            f"{class_name(high)} ends highest: {r.end(SKEWED, high)},",
+            f"{points(r.lead(SKEWED, high))} above FedAvg.",
         ],
         ("Clients come and go", link(there, stateless)): [
-            f"{cls(there)}{_wire(there)} ends at {r.end(PARTIAL, there)}, FedAvg at",
+            f"{class_name(there)}{_wire(there)} ends at {r.end(PARTIAL, there)}, FedAvg at",
             f"{r.end(PARTIAL, 'fedavg')}. If clients do not come back, nothing can be kept on",
-            f"them: of the methods that keep nothing, {cls(stateless)} ends highest, at",
+            f"them: of the methods that keep nothing, {class_name(stateless)} ends highest, at",
             f"{r.end(PARTIAL, stateless)}. {_refusals()}",
         ],
         ("Bytes are scarce", link(light)): [
             f"{r.took(SKEWED, light, 'bytes')} per client to {r.target(SKEWED)} on skewed data;",
-            f"next is {cls(light_next)} with {r.took(SKEWED, light_next, 'bytes')}, FedAvg takes",
-            f"{r.took(SKEWED, 'fedavg', 'bytes')}. If only the way up is scarce,",
+            f"next is {class_name(light_next)} with {r.took(SKEWED, light_next, 'bytes')},",
+            f"FedAvg takes {r.took(SKEWED, 'fedavg', 'bytes')}. If only the way up is scarce,",
             f"{link('fedcams')} sends {r.cards['fedcams'].up:.3f} vectors instead of 1, but ends",
             f"at {r.end(SKEWED, 'fedcams')}.",
         ],
         ("Gradients are scarce", link(brief)): [
             f"{r.took(SKEWED, brief, 'gradients')} per client to {r.target(SKEWED)} on skewed",
-            f"data; next is {cls(brief_next)} with {r.took(SKEWED, brief_next, 'gradients')},",
+            f"data; next is {class_name(brief_next)} with",
+            f"{r.took(SKEWED, brief_next, 'gradients')},",
             f"FedAvg takes {r.took(SKEWED, 'fedavg', 'gradients')}, and no method with two or",
             "more per step less than",
             f"{min(r.cost(SKEWED, name, 'gradients') for name in costly):.0f}.",
@@ -113,7 +115,7 @@ def _advice(r: Results) -> str:
             f"With its default step size it ends at {percent(r.default(SKEWED, untuned))}",
             f"(skewed) and {percent(r.default(ALIKE, untuned))} (alike), and",
             f"{r.near(SKEWED, untuned)} and {r.near(ALIKE, untuned)} of 4 step sizes end within",
-            f"three points of the best. Next is {cls(untuned_next)}; FedAvg's default gives",
+            f"three points of the best. Next is {class_name(untuned_next)}; FedAvg's default gives",
             f"{percent(r.default(SKEWED, 'fedavg'))} and {percent(r.default(ALIKE, 'fedavg'))}.",
         ],
     }
@@ -122,19 +124,19 @@ def _advice(r: Results) -> str:
 
 
 def _wire(name: str) -> str:
-    wire = job(PARTIAL).settings.get(name, {}).get("wire")
+    wire = read_experiment(PARTIAL).settings.get(name, {}).get("wire")
     return f' with wire="{wire}"' if wire else ""
 
 
 def _refusals() -> str:
-    names = [name for name in job(SKEWED).search if ALGORITHMS[name]().everyone]
-    never = listing([cls(name) for name in names if not _wire(name)])
-    optional = listing([cls(name) for name in names if _wire(name)])
+    names = [name for name in read_experiment(SKEWED).search if ALGORITHMS[name]().everyone]
+    never = listing([class_name(name) for name in names if not _wire(name)])
+    optional = listing([class_name(name) for name in names if _wire(name)])
     return f'{never} cannot run without everyone, {optional} only with wire="full".'
 
 
 def _numbers(r: Results) -> str:
-    e = job(SKEWED)
+    e = read_experiment(SKEWED)
     text = f"""\
 ## The numbers
 
@@ -146,6 +148,8 @@ the step size that the method has if nobody chooses one. Near: how many of the f
 factor of about three apart, end within three points of the best of them. The last two are of seed
 {r.content["seeds"]["choosing"]}.
 """
+    if missing := r.not_measured:
+        text += f"\nNot measured yet: {listing([class_name(name) for name in missing])}.\n"
     note = """
 With the step sizes chosen for skewed data. Costs are means over all clients, there or not.
 """
@@ -227,8 +231,8 @@ def _findings(r: Results) -> str:
             f"{percent(r.mean(SKEWED, 'stem'))} (eta = {eta(SKEWED, 'stem'):g}) to",
             f"{r.end(SECOND, 'stem')} (eta = {eta(SECOND, 'stem'):g}). With exact gradients a",
             "small alpha removes the drift of local steps (tested on quadratics); here, with",
-            f"batches of {job(SKEWED).batch_size}, it allows small steps only. Put alpha into",
-            "every search. Two gradients per step remain: FAFED with alpha = 0.9 is at",
+            f"batches of {read_experiment(SKEWED).batch_size}, it allows small steps only. Put",
+            "alpha into every search. Two gradients per step remain: FAFED with alpha = 0.9 is at",
             f"{r.target(SECOND)} after {r.took(SECOND, 'fafed')} rounds and",
             f"{r.took(SECOND, 'fafed', 'gradients')} gradients, FedAvg after",
             f"{r.took(SKEWED, 'fedavg')} and {r.took(SKEWED, 'fedavg', 'gradients')}.",
@@ -246,8 +250,8 @@ def _findings(r: Results) -> str:
             and r.lead(PARTIAL, "domo") < -0.02,
             "**With a quarter of the clients per round, luck comes in.** The standard deviation",
             f"of FedAvg grows from {points(deviation[SKEWED])} to {points(deviation[PARTIAL])},",
-            f"that of {cls(shaky)} is {points(r.accuracy(PARTIAL, shaky).std)}: each round pulls",
-            "towards the classes of those who are there. SCAFFOLD ends at",
+            f"that of {class_name(shaky)} is {points(r.accuracy(PARTIAL, shaky).std)}: each round",
+            "pulls towards the classes of those who are there. SCAFFOLD ends at",
             f"{r.end(PARTIAL, 'scaffold')}: its c remembers those who are not. DOMO, first when",
             f"everyone is there, ends {points(-r.lead(PARTIAL, 'domo'))} below FedAvg with the",
             "step size chosen then: choose again if clients come and go.",
@@ -264,7 +268,7 @@ def _findings(r: Results) -> str:
 
 
 def _limits(r: Results) -> str:
-    e = job(SKEWED)
+    e = read_experiment(SKEWED)
     ends = {part: r.at_the_end_of_a_grid(part) for part in (SKEWED, ALIKE, SECOND)}
     where = "; ".join(f"{listing(names)} ({part})" for part, names in ends.items() if names)
     anchor, data = e.local_steps * e.batch_size, 60_000 // e.data.clients

@@ -12,7 +12,7 @@ from fafed.algorithms import ALGORITHMS
 from fafed.catalogue import Card, card
 from fafed.experiment import Experiment
 from fafed.report.numbers import Stat
-from studies.which_algorithm.measuring import EXPERIMENTS, ROOT, TARGETS
+from studies.which_algorithm.measurement import EXPERIMENTS, ROOT, TARGETS
 
 RESULTS = Path(__file__).parent / "results.json"
 PAGE = ROOT / "docs" / "which-algorithm.md"
@@ -31,6 +31,15 @@ class Results:
     @cached_property
     def cards(self) -> dict[str, Card]:
         return {name: card(name) for name in self.parts[SKEWED]}
+
+    @property
+    def not_measured(self) -> list[str]:
+        """The federated algorithms of the library that this study has not run."""
+        return [
+            name
+            for name, algorithm in ALGORITHMS.items()
+            if algorithm().population is None and name not in self.parts[SKEWED]
+        ]
 
     def advisable(self, fits: Callable[[Card], bool] = lambda card: True) -> list[str]:
         """The methods that fit, without the counterexample."""
@@ -63,7 +72,7 @@ class Results:
 
     def at_the_end_of_a_grid(self, part: str) -> list[str]:
         return [
-            cls(name)
+            class_name(name)
             for name, entry in self.parts[part].items()
             if entry["step"] in (entry["trials"][0]["step"], entry["trials"][-1]["step"])
         ]
@@ -93,12 +102,15 @@ class Results:
         return f"{100 * self.content['targets'][part]:g} %"
 
 
-def cls(name: str) -> str:
+def class_name(name: str) -> str:
     return ALGORITHMS[name].__name__
 
 
 def link(*names: str) -> str:
-    links = (f"[{cls(name)}](algorithms.md#{cls(name).lower()})" for name in dict.fromkeys(names))
+    links = (
+        f"[{class_name(name)}](algorithms.md#{class_name(name).lower()})"
+        for name in dict.fromkeys(names)
+    )
     return " or ".join(links)
 
 
@@ -110,5 +122,5 @@ def points(difference: float | None) -> str:
     return f"{100 * (difference or 0):.1f} points"
 
 
-def job(part: str) -> Experiment:
+def read_experiment(part: str) -> Experiment:
     return Experiment.read(EXPERIMENTS / f"{part}.toml")

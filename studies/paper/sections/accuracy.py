@@ -28,7 +28,7 @@ were chosen, with the rounds of the budget:
 {tables.settings_table(f, f.setting, without=("tau",))}
 tau = 0.01 for FedAdam and FedAMS. Step sizes that are the largest of the paper's grid, where a
 larger one may do better ([searched further](#table-2-searched-further)):
-{verdicts.at_an_end(f, f.setting, f.plan.grid)}.
+{verdicts.at_an_end(f, f.setting, f.decisions.grid)}.
 
 With the last evaluation alone instead of the mean of {f.protocol.tail}:
 
@@ -126,7 +126,8 @@ Beside the paper's FAFED. {verdicts.sentence(verdicts.beside_paper(f, f.tuned))}
 {{tuned}}
 
 {tables.settings_table(f, f.tuned_setting)}
-Step sizes that are again the largest: {verdicts.at_an_end(f, f.tuned_setting, f.plan.tuned_grid)}.
+Step sizes that are again the largest:
+{verdicts.at_an_end(f, f.tuned_setting, f.decisions.tuned_grid)}.
 
 With v_bits = 8 the clients send v in a quarter of its bytes, and the server answers with all of it.
 FAFED's accuracy then. {verdicts.sentence(verdicts.also_words(f))}
@@ -183,7 +184,7 @@ FAFED's accuracy less that of STEM, which is FAFED without the adaptive scale.
 
 {tables.settings_table(f, f.momentum_setting)}
 Step sizes that are the largest tried: {
-        verdicts.at_an_end(f, f.momentum_setting, f.plan.momentum_grid)
+        verdicts.at_an_end(f, f.momentum_setting, f.decisions.momentum_grid)
     }. Of alpha and `old_grad_scale` two values were tried, so all are at an end.
 
 **{times} times as long.** The same settings for {times} T rounds. FAFED's place.

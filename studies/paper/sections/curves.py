@@ -13,7 +13,7 @@ from studies.paper.verdicts import NOT_YET
 
 def figures(f: Findings) -> str:
     c = f.protocol.curves
-    first, last = (f.plan.share(f.protocol.other_data[0], rung.share) for rung in c.rungs)
+    first, last = (f.decisions.share(f.protocol.other_data[0], rung.share) for rung in c.rungs)
     return f"""\
 ## Figures 2 to 4: training loss against rounds
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from studies.paper import tables, verdicts
+from studies.paper.decisions import points
 from studies.paper.findings import Findings, level, title
-from studies.paper.plan import points
 from studies.paper.verdicts import NOT_YET
 from studies.theory.findings import RESULTS
 
@@ -60,7 +60,7 @@ def glance(f: Findings) -> str:
 
 def protocol(f: Findings) -> str:
     p = f.protocol
-    sizes = {m: len(points(f.plan.grid(f.levels[0], m))) for m in p.methods}
+    sizes = {m: len(points(f.decisions.grid(f.levels[0], m))) for m in p.methods}
     budgets = "; ".join(f"{level(n)} {verdicts.budget_words(f, n)}" for n in f.levels)
     return f"""\
 ## Protocol

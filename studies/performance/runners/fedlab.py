@@ -19,9 +19,9 @@ from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
 from fedlab.contrib.algorithm.basic_server import SyncServerHandler
 from fedlab.core.standalone import StandalonePipeline
 
-from studies.performance.runners import exchange
+from studies.performance.runners import harness
 from studies.performance.runners import plain_models as models
-from studies.performance.runners.exchange import Batch, Clock, Task
+from studies.performance.runners.harness import Batch, Clock, Task
 
 
 class Flat(torch.nn.Module):
@@ -55,8 +55,8 @@ class Timed(StandalonePipeline):
 
 
 def main() -> None:
-    found = exchange.arguments()
-    task, clock = exchange.read(found.task), Clock(found.began)
+    found = harness.arguments()
+    task, clock = harness.read(found.task), Clock(found.began)
     model = Flat(models.build(task.model, task.options, task.x0))
     trainer = SGDSerialClientTrainer(model, task.clients)
     trainer.setup_dataset(Given(task, clock, trainer))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from nvflare.collab import collab
 
-from studies.performance.runners import exchange
+from studies.performance.runners import harness
 from studies.performance.runners import plain_models as models
 
 TASK, ANSWER, BEGAN = "BENCHMARK_TASK", "BENCHMARK_ANSWER", "BENCHMARK_BEGAN"
@@ -22,9 +22,9 @@ CORES = 2
 
 
 @lru_cache(maxsize=1)
-def prepared() -> tuple[exchange.Task, torch.nn.Module]:
+def prepared() -> tuple[harness.Task, torch.nn.Module]:
     torch.set_num_threads(1)
-    task = exchange.read(Path(os.environ[TASK]))
+    task = harness.read(Path(os.environ[TASK]))
     return task, models.build(task.model, task.options, task.x0)
 
 
@@ -45,7 +45,7 @@ def train(round: int, x: Any) -> Any:
 @collab.main
 def fedavg() -> None:
     task, _ = prepared()
-    clock = exchange.Clock(float(os.environ[BEGAN]))
+    clock = harness.Clock(float(os.environ[BEGAN]))
     x = task.x0.numpy()
     for round in range(task.rounds + 1):
         total = np.zeros_like(x)

@@ -17,15 +17,15 @@ from flwr.serverapp import Grid, ServerApp  # noqa: E402
 from flwr.serverapp.strategy import FedAvg  # noqa: E402
 from flwr.simulation import run_simulation  # noqa: E402
 
-from studies.performance.runners import exchange, flower_client  # noqa: E402
+from studies.performance.runners import flower_client, harness  # noqa: E402
 from studies.performance.runners import plain_models as models  # noqa: E402
-from studies.performance.runners.exchange import Clock  # noqa: E402
+from studies.performance.runners.harness import Clock  # noqa: E402
 
 
 def main() -> None:
-    found = exchange.arguments(actors=2)
+    found = harness.arguments(actors=2)
     os.environ[flower_client.FOLDER] = str(found.task)
-    task, clock = exchange.read(found.task), Clock(found.began)
+    task, clock = harness.read(found.task), Clock(found.began)
     model = models.build(task.model, task.options, task.x0)
     server = ServerApp()
 

@@ -10,7 +10,7 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from studies.performance.runners import exchange
+from studies.performance.runners import harness
 from studies.performance.runners import plain_models as models
 
 FOLDER = "BENCHMARK_TASK"  # environment variable: actors inherit it
@@ -18,9 +18,9 @@ app = ClientApp()
 
 
 @lru_cache(maxsize=1)
-def prepared() -> tuple[exchange.Task, torch.nn.Module]:
+def prepared() -> tuple[harness.Task, torch.nn.Module]:
     torch.set_num_threads(1)
-    task = exchange.read(Path(os.environ[FOLDER]))
+    task = harness.read(Path(os.environ[FOLDER]))
     return task, models.build(task.model, task.options, task.x0)
 
 

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from studies.performance.runners import exchange
+from studies.performance.runners import harness
 from studies.performance.runners import plain_models as models
-from studies.performance.runners.exchange import Task
+from studies.performance.runners.harness import Task
 
 DIFFERENT = 8  # batches that lie ready; used in turn
 
@@ -107,8 +107,8 @@ def seconds(make: Callable[[], Work], workers: int, count: int) -> float:
 
 
 def main() -> None:
-    found = exchange.arguments(kind="plain", workers=1, count=100)
-    task = exchange.read(found.task)
+    found = harness.arguments(kind="plain", workers=1, count=100)
+    task = harness.read(found.task)
 
     def make() -> Work:
         return plain(task) if found.kind == "plain" else ours(found.task)

@@ -17,8 +17,8 @@ from fafed.objective import Model
 from fafed.run import Run
 from fafed.training import build
 from studies.performance.jobs import source_of
-from studies.performance.runners import exchange
-from studies.performance.runners.exchange import Clock
+from studies.performance.runners import harness
+from studies.performance.runners.harness import Clock
 
 
 def algorithm_of(name: str, eta: float) -> Algorithm:
@@ -30,7 +30,7 @@ def algorithm_of(name: str, eta: float) -> Algorithm:
 class Ours:
     def __init__(self, folder: Path, algorithm: str, workers: int) -> None:
         self.folder, self.workers = folder, workers
-        self.task = exchange.read(folder)
+        self.task = harness.read(folder)
         self.sizes = json.loads((folder / "ours.json").read_text())
         self.text = self.task.model == "lstm"
         self.loss = models.token_cross_entropy if self.text else F.cross_entropy
@@ -73,7 +73,7 @@ def run(folder: Path, answer: Path, began: float, algorithm: str, workers: int) 
 
 
 if __name__ == "__main__":
-    found = exchange.arguments(algorithm="fedavg", workers=2)
+    found = harness.arguments(algorithm="fedavg", workers=2)
     torch.set_num_threads(1)
     keep_memory()  # as the command line does
     run(found.task, found.answer, found.began, found.algorithm, found.workers)

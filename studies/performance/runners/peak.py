@@ -7,13 +7,13 @@ import time
 
 import torch
 
-from studies.performance.runners import exchange
+from studies.performance.runners import harness
 
 SIZE, REPEATS = 2048, 12
 
 
 def main() -> None:
-    found = exchange.arguments()
+    found = harness.arguments()
     a, b = torch.randn(SIZE, SIZE), torch.randn(SIZE, SIZE)
     out = torch.empty(SIZE, SIZE)
     best = float("inf")

@@ -18,9 +18,9 @@ from pfl.internal.ops import get_ops
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 
-from studies.performance.runners import exchange
+from studies.performance.runners import harness
 from studies.performance.runners import plain_models as models
-from studies.performance.runners.exchange import Clock
+from studies.performance.runners.harness import Clock
 
 
 class Learner(torch.nn.Module):
@@ -47,8 +47,8 @@ class Lap(TrainingProcessCallback):
 
 
 def main() -> None:
-    found = exchange.arguments()
-    task, clock = exchange.read(found.task), Clock(found.began)
+    found = harness.arguments()
+    task, clock = harness.read(found.task), Clock(found.began)
     module = models.build(task.model, task.options, task.x0)
     learner = Learner(module)
     model = PyTorchModel(learner, torch.optim.SGD, torch.optim.SGD(learner.parameters(), lr=1.0))

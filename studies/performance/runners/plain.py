@@ -6,13 +6,13 @@ from pathlib import Path
 
 import torch
 
-from studies.performance.runners import exchange
+from studies.performance.runners import harness
 from studies.performance.runners import plain_models as models
-from studies.performance.runners.exchange import Clock
+from studies.performance.runners.harness import Clock
 
 
 def run(folder: Path, answer: Path, began: float) -> None:
-    task = exchange.read(folder)
+    task = harness.read(folder)
     clock = Clock(began)
     model = models.build(task.model, task.options, task.x0)
     for round in range(task.rounds + 1):
@@ -34,5 +34,5 @@ def run(folder: Path, answer: Path, began: float) -> None:
 
 
 if __name__ == "__main__":
-    found = exchange.arguments()
+    found = harness.arguments()
     run(found.task, found.answer, found.began)

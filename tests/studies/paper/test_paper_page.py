@@ -14,9 +14,9 @@ from fafed.report.numbers import Stat
 from studies import markdown
 from studies.paper import document, driver, figures, tables, verdicts
 from studies.paper.__main__ import app
+from studies.paper.decisions import Decisions
 from studies.paper.findings import Findings
 from studies.paper.ledger import Ledger, Missing, Outcome
-from studies.paper.plan import Plan
 from studies.paper.protocol import Protocol
 
 REPOSITORY = Path(__file__).parents[3]
@@ -27,7 +27,7 @@ DOCS = REPOSITORY / "docs"
 @pytest.fixture(scope="module")
 def findings():
     protocol = Protocol.read(STUDY / "configs")
-    return Findings(Plan(protocol, Ledger.read(STUDY / "results")))
+    return Findings(Decisions(protocol, Ledger.read(STUDY / "results")))
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +55,14 @@ def test_the_readme_shows_the_same_table(findings, drawn):
 
 
 def test_other_records_give_another_page(findings, drawn):
-    outcomes = dict(findings.plan.ledger.outcomes)
+    outcomes = dict(findings.decisions.ledger.outcomes)
     finals = findings.finals("fashion-mnist-high", "fafed")
     if not finals:
         pytest.skip("Table 2 has not been run yet")
     for run in finals:
         columns = dict(run.columns) | {"test_accuracy": [0.91] * len(run.columns["round"])}
         outcomes[run.job.key] = Outcome(run.job, columns)
-    changed = Findings(Plan(findings.protocol, Ledger(outcomes.values())))
+    changed = Findings(Decisions(findings.protocol, Ledger(outcomes.values())))
     text = document.render(changed, drawn)
     assert "0.9100" in text
     assert "0.9100" not in document.render(findings, drawn)
@@ -90,7 +90,7 @@ def test_verdicts_follow_the_numbers(findings):
 
 
 def test_with_nothing_run_the_page_says_so():
-    empty = Findings(Plan(Protocol.read(STUDY / "configs"), Ledger()))
+    empty = Findings(Decisions(Protocol.read(STUDY / "configs"), Ledger()))
     page = document.render(empty, [])
     assert "not run yet" in page
     assert not re.search(r"\d\.\d{4} ±", page)
@@ -99,8 +99,8 @@ def test_with_nothing_run_the_page_says_so():
 
 def test_every_committed_record_belongs_to_the_protocol(findings):
     """A setting that was changed after the runs would leave records that nothing refers to."""
-    ledger = findings.plan.ledger
-    relevant = driver.relevant(Plan(findings.protocol, Ledger(ledger.outcomes.values())))
+    ledger = findings.decisions.ledger
+    relevant = driver.needed_records(Decisions(findings.protocol, Ledger(ledger.outcomes.values())))
     assert set(relevant.outcomes) == set(ledger.outcomes)
 
 
@@ -127,14 +127,14 @@ CHOSEN = sorted(set(presets()) - {"fashion-mnist-high", "wikitext-2"})
 @pytest.mark.parametrize("name", CHOSEN)
 def test_presets_have_the_settings_that_were_chosen(findings, name):
     """The preset of `make demo` has a search of its own; for text nothing was searched."""
-    plan, protocol = findings.plan, findings.protocol
+    decisions, protocol = findings.decisions, findings.protocol
     preset = Experiment.read(name)
     for method in protocol.methods:
         try:
             if name in protocol.table2:
-                chosen = plan.fair(name, method).winner.job.settings
+                chosen = decisions.fair(name, method).winner.job.settings
             else:
-                chosen = plan.curve(protocol.chosen_at(name), method).job.settings
+                chosen = decisions.curve(protocol.chosen_at(name), method).job.settings
         except Missing:
             continue
         found = preset.with_algorithm(method).algorithm.options

@@ -1,4 +1,4 @@
-"""The driver and the plan on a tiny job: what is run, what is chosen, that nothing runs twice."""
+"""The driver and the decisions on a tiny job: what is run and chosen; nothing is run twice."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fafed.run import Diverged
 from fafed.rundir import RunDir, execute
 from fafed.tuning import GRIDS
 from studies.paper import document, driver, figures, verdicts
+from studies.paper.decisions import Decisions, first_round_at, missing, points, score, subset
 from studies.paper.findings import Findings, perplexity, read_at, rises
-from studies.paper.ledger import Job, Ledger, Missing, Outcome, extracted
-from studies.paper.plan import Plan, crossed, missing, points, score, subset
+from studies.paper.ledger import Job, Ledger, Missing, Outcome, compact_record
 from studies.paper.protocol import Protocol
 
 REPOSITORY = Path(__file__).parents[3]
@@ -127,11 +127,11 @@ def test_everything_once(tiny, ran, tmp_path):
     assert len(ran) == count
     assert not list(results.glob("*"))  # they are taken over with the documents
 
-    plan = Plan(tiny, driver.everything(root, results))
-    rounds = plan.budget("tiny-low")
+    decisions = Decisions(tiny, driver.all_records(root, results))
+    rounds = decisions.budget("tiny-low")
     assert rounds.reached
     assert rounds.count < 12
-    race = plan.fair("tiny-low", "fafed")
+    race = decisions.fair("tiny-low", "fafed")
     assert [len(rung) for rung in race.rungs] == [6, 4, 2]
     coarse, middle, fine = race.rungs
     assert all(o.job.changes["data.validation"] == 0.1 for rung in race.rungs for o in rung)
@@ -140,27 +140,27 @@ def test_everything_once(tiny, ran, tmp_path):
     assert [score(o, 1) for o in coarse if o.job.settings in kept] == best
     assert score(race.winner, 3) == max(score(o, 3) for o in fine)
     assert {o.job.rounds for o in fine} == {rounds.count}
-    final = plan.final("tiny-low", "fafed", 2)
+    final = decisions.final("tiny-low", "fafed", 2)
     assert final.job.settings == race.winner.job.settings
     assert (final.job.seed, final.job.rounds, final.job.changes) == (2, rounds.count, {})
-    assert plan.long("tiny-low", "fafed", 1).job.rounds == 3 * rounds.count
-    tuned = plan.tuned("tiny-low", "fafed")
+    assert decisions.long("tiny-low", "fafed", 1).job.rounds == 3 * rounds.count
+    tuned = decisions.tuned("tiny-low", "fafed")
     assert [len(rung) for rung in tuned.rungs] == [5, 5, 3]
     last = tiny.tuned.rungs[-1]
     seeds = {
-        o.job.seed for o in plan.ledger.outcomes.values() if "data.validation" in o.job.changes
+        o.job.seed for o in decisions.ledger.outcomes.values() if "data.validation" in o.job.changes
     }
     assert seeds == {0, *last.more_seeds}
 
     def mean(outcome):
         own = [replace(outcome.job, seed=seed) for seed in (0, *last.more_seeds)]
-        return sum(score(o, last.tail) for o in plan.ledger.need(own))
+        return sum(score(o, last.tail) for o in decisions.ledger.need(own))
 
     assert mean(tuned.winner) == max(map(mean, tuned.rungs[-1]))
-    also = plan.tuned_also("tiny-low", "fafed", 2).job
+    also = decisions.tuned_also("tiny-low", "fafed", 2).job
     assert also.settings == tuned.winner.job.settings | {"v_bits": 8}
     best = tuned.winner.job.settings
-    faster = plan.momentum("tiny-low", "fafed")  # from both choices, and one without
+    faster = decisions.momentum("tiny-low", "fafed")  # from both choices, and one without
     tried = [o.job.settings for o in faster.rungs[0]]
     bases = race.winner.job.settings, best
     pushed = [
@@ -176,25 +176,27 @@ def test_everything_once(tiny, ran, tmp_path):
     assert all(settings in tried for settings in [best, *pushed, *gathered])
     assert all(settings in [best, *pushed, *gathered] for settings in tried)
     assert mean(faster.winner) == max(map(mean, faster.rungs[-1]))
-    assert plan.momentum_final("tiny-low", "fafed", 2).job.settings == faster.winner.job.settings
-    wider = plan.tuned("tiny-low", "fedavg")  # two step sizes and three of the server's
+    assert (
+        decisions.momentum_final("tiny-low", "fafed", 2).job.settings == faster.winner.job.settings
+    )
+    wider = decisions.tuned("tiny-low", "fedavg")  # two step sizes and three of the server's
     assert [len(rung) for rung in wider.rungs] == [5, 5, 3]
-    fair = plan.fair("tiny-low", "fedavg").winner.job.settings["eta"]
+    fair = decisions.fair("tiny-low", "fedavg").winner.job.settings["eta"]
     assert {o.job.settings["eta"] for o in wider.rungs[0]} == {fair, 2 * fair}
-    assert plan.tuned_final("tiny-low", "fedavg", 2).job.settings == wider.winner.job.settings
-    read = plan.final("tiny-low-b10", "fafed", 2).job  # the whole protocol, for the low level
-    assert read.settings == plan.fair("tiny-low-b10", "fafed").winner.job.settings
-    assert read.rounds == plan.budget("tiny-low-b10").count
-    changed = plan.deviation(tiny.deviations[0], "fafed").job
+    assert decisions.tuned_final("tiny-low", "fedavg", 2).job.settings == wider.winner.job.settings
+    read = decisions.final("tiny-low-b10", "fafed", 2).job  # the whole protocol, for the low level
+    assert read.settings == decisions.fair("tiny-low-b10", "fafed").winner.job.settings
+    assert read.rounds == decisions.budget("tiny-low-b10").count
+    changed = decisions.deviation(tiny.deviations[0], "fafed").job
     assert changed.build(tiny).batch_size == 10
     assert changed.settings["beta"] == 0.5
-    alpha = plan.sensitivity("algorithm.alpha", 0.5).job.build(tiny)
+    alpha = decisions.sensitivity("algorithm.alpha", 0.5).job.build(tiny)
     assert alpha.algorithm.options["alpha"] == 0.5
-    assert plan.sensitivity("local_steps", 2).job.build(tiny).local_steps == 2
+    assert decisions.sensitivity("local_steps", 2).job.build(tiny).local_steps == 2
 
-    plan.ledger.add(outcome([0.1], {"eta": 9.0}))  # of an earlier protocol
-    assert len(driver.relevant(plan).outcomes) == len(plan.ledger.outcomes) - 1
-    findings = Findings(plan)
+    decisions.ledger.add(outcome([0.1], {"eta": 9.0}))  # of an earlier protocol
+    assert len(driver.needed_records(decisions).outcomes) == len(decisions.ledger.outcomes) - 1
+    findings = Findings(decisions)
     page = document.render(findings, ["table-2"])
     part = page[page.index("## Table 2") : page.index("## Figures 2")]
     assert "not run yet" not in part.replace("(not run yet)", "")
@@ -205,7 +207,7 @@ def test_everything_once(tiny, ran, tmp_path):
     runs = findings.with_momentum
     assert runs("tiny-low", "fedavg") == findings.tuned("tiny-low", "fedavg")
     assert [run.job for run in runs("tiny-low", "fafed")] == [
-        plan.momentum_final("tiny-low", "fafed", seed).job for seed in (1, 2)
+        decisions.momentum_final("tiny-low", "fafed", seed).job for seed in (1, 2)
     ]
     assert set(findings.training("tiny-low")) == set(tiny.methods)
     costs = findings.costs("tiny-low", "fafed")
@@ -230,15 +232,15 @@ def test_a_stage_alone_and_a_restart(tiny, ran, tmp_path, monkeypatch):
         execute(first, RunDir.of(first, root), prepare=partial(prepare, workers=1))
         raise KeyboardInterrupt
 
-    count, known = len(ran), len(driver.everything(root, results).outcomes)
+    count, known = len(ran), len(driver.all_records(root, results).outcomes)
     with monkeypatch.context() as patch:
         patch.setattr(driver, "run_all", killed)
         with pytest.raises(KeyboardInterrupt):
             driver.run(tiny, root, results, say=lambda line: None)
-    assert len(driver.everything(root, results).outcomes) == known + 1
+    assert len(driver.all_records(root, results).outcomes) == known + 1
     driver.run(tiny, root, results, only=["text"], say=lambda line: None)
     assert len(ran) == count + 3
-    findings = Findings(Plan(tiny, driver.everything(root, results)))
+    findings = Findings(Decisions(tiny, driver.all_records(root, results)))
     assert list(findings.language("text")) == ["FAFED", "STEM"]
     compared = findings.language("text") | {"STEM, step eta/rho": findings.control("text")}
     assert compared["STEM, step eta/rho"].job.settings == {"eta": 0.1}
@@ -292,19 +294,19 @@ def test_rises_are_summed():
 
 
 def test_slower_step_sizes_are_not_run_beyond_the_fastest(tiny):
-    (job,) = missing([lambda: Plan(tiny, Ledger()).budget("tiny-low")])
+    (job,) = missing([lambda: Decisions(tiny, Ledger()).budget("tiny-low")])
     assert (job.settings, job.rounds) == ({"eta": 0.2}, 12)
     fast = Outcome(job, outcome([0.5, 0.6, 0.7, 0.5, 0.7]).columns)
-    (job,) = missing([lambda: Plan(tiny, Ledger([fast])).budget("tiny-low")])
+    (job,) = missing([lambda: Decisions(tiny, Ledger([fast])).budget("tiny-low")])
     assert (job.settings, job.rounds) == ({"eta": 0.02}, 3)
-    assert Plan(tiny, Ledger()).rounds("other") == 4
+    assert Decisions(tiny, Ledger()).rounds("other") == 4
 
 
 def test_a_budget_that_is_never_reached(tiny):
     ledger = Ledger()
     for eta in (0.2, 0.02, 0.001):
         ledger.add(Outcome(Job("tiny-low", "fedavg", {"eta": eta}, 0, 12), outcome([0.1]).columns))
-    found = Plan(tiny, ledger).budget("tiny-low")
+    found = Decisions(tiny, ledger).budget("tiny-low")
     assert (found.count, found.reached) == (12, False)
 
 
@@ -324,7 +326,7 @@ def test_a_run_that_is_about_to_write_its_last_checkpoint_is_left_alone(tiny, ra
 def test_a_curve_that_diverges_makes_way_for_the_next(tiny):
     """Of two trials the better one is measured first, and the other only if it fails."""
     ledger, measured = Ledger(), []
-    decide = partial(Plan(tiny, ledger).curve, "other", "fedavg")
+    decide = partial(Decisions(tiny, ledger).curve, "other", "fedavg")
     while todo := missing([decide]):
         for job in todo:
             final = "data.validation" not in job.changes
@@ -338,12 +340,12 @@ def test_a_curve_that_diverges_makes_way_for_the_next(tiny):
 
 def test_settings_are_chosen_at_the_first_level(tiny):
     curves = tiny.curves.model_copy(update={"data": {"mnist": ["other", "tiny-low-b10"]}})
-    plan = Plan(tiny.model_copy(update={"curves": curves}), Ledger())
+    decisions = Decisions(tiny.model_copy(update={"curves": curves}), Ledger())
     wanted = []
-    while todo := missing([partial(plan.curve, "tiny-low-b10", "fedavg")]):
+    while todo := missing([partial(decisions.curve, "tiny-low-b10", "fedavg")]):
         for job in todo:
             wanted.append((job.experiment, "data.validation" in job.changes))
-            plan.ledger.add(Outcome(job, outcome([0.5]).columns))
+            decisions.ledger.add(Outcome(job, outcome([0.5]).columns))
     assert set(wanted) == {("other", True), ("tiny-low-b10", False)}
 
 
@@ -351,8 +353,8 @@ def test_the_end_of_a_run():
     run = outcome([0.1, None, 0.5, 0.7])
     assert run.end("test_accuracy", 2) == pytest.approx(0.6)
     assert run.series("test_accuracy") == [(1, 0.1), (3, 0.5), (4, 0.7)]
-    assert crossed(run, "test_accuracy", 2, 0.3) == 3
-    assert crossed(run, "test_accuracy", 2, 0.61) is None
+    assert first_round_at(run, "test_accuracy", 2, 0.3) == 3
+    assert first_round_at(run, "test_accuracy", 2, 0.61) is None
     assert math.isnan(run.end("train_loss", 1))
     assert score(outcome([0.9], failure="round 3: NaN"), 1) == -math.inf
 
@@ -411,6 +413,6 @@ def test_a_run_that_failed_in_its_first_round_comes_last(tiny, tmp_path):
     place = RunDir.of(job.build(tiny), tmp_path)
     with pytest.raises(Diverged):
         execute(job.build(tiny), place)
-    failed = extracted(job, place)
+    failed = compact_record(job, place)
     assert score(failed, 3) == -math.inf
-    assert crossed(failed, "test_accuracy", 1, 0.5) is None
+    assert first_round_at(failed, "test_accuracy", 1, 0.5) is None

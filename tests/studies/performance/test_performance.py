@@ -51,7 +51,7 @@ def test_pages_show_the_results(page):
     if not found:
         pytest.skip("no results yet: make bench")
     text = page.read_text()
-    assert document.filled(text, found) == text
+    assert document.fill_in(text, found) == text
 
 
 def test_every_part_of_the_page_is_made_from_results():
@@ -90,7 +90,9 @@ def test_every_part_of_the_page_is_made_from_results():
     assert "| J1 | (0.5 s) | 2.00 (1 s) | · |" in page["algorithms"]
     assert page["limit"].endswith("| 200 | 0.2 s | 0.5 s | 60% | 20% |\n")
     assert "| 20 | 0.5 s, 300 MiB |" in page["growth"]
-    assert document.filled("<!-- bench:first -->?<!-- /bench:first -->", found).count("1.25 s") == 1
+    assert (
+        document.fill_in("<!-- bench:first -->?<!-- /bench:first -->", found).count("1.25 s") == 1
+    )
 
 
 def test_results_of_a_part_leave_the_rest(tmp_path):

@@ -9,7 +9,7 @@ import torch
 from fafed import FAFED, STEM, FedAvg, NaiveAdaptiveFedAvg
 from studies.theory import fits
 from studies.theory.drift import MeanPrevious
-from studies.theory.lab import Decaying, Given, Lab
+from studies.theory.lab import Lab, PerLane, PerLaneDecaying
 from studies.theory.problems import Counterexample, Quadratics, Robust
 
 PROBLEMS = {
@@ -34,7 +34,7 @@ MAKE = {
 def test_every_run_of_a_block_is_the_run_of_the_engine(problem, make):
     p, seeds, q, rounds = PROBLEMS[problem], (0, 5), 3, 4
     etas, alphas = [0.05, 0.1], [0.1, 0.4]
-    lab = Lab(MAKE[make](Given(etas), Given(alphas)), p, q=q, lanes=(2,), seeds=seeds)
+    lab = Lab(MAKE[make](PerLane(etas), PerLane(alphas)), p, q=q, lanes=(2,), seeds=seeds)
     block = torch.stack([lab.round().shared.x[..., 0, :] for _ in range(rounds)])
     for lane, (eta, alpha) in enumerate(zip(etas, alphas, strict=True)):
         for place, seed in enumerate(seeds):
@@ -100,9 +100,9 @@ def test_f_does_not_depend_on_how_many_clients_there_are():
 
 def test_given_and_decaying_rates():
     t = torch.tensor(4)
-    assert Given([0.1, 0.2])(t).shape == (2, 1, 1, 1)
-    assert Given([0.1, 0.2], after=1)(t).shape == (2, 1, 1, 1, 1)
-    assert Decaying([0.1])(t).item() == pytest.approx(0.05)
+    assert PerLane([0.1, 0.2])(t).shape == (2, 1, 1, 1)
+    assert PerLane([0.1, 0.2], after=1)(t).shape == (2, 1, 1, 1, 1)
+    assert PerLaneDecaying([0.1])(t).item() == pytest.approx(0.05)
 
 
 def test_exponents_of_exact_powers():

@@ -22,10 +22,13 @@ SMALL = Size(
 
 def test_schedules_have_the_powers_of_the_theory():
     for method, power_T, power_N in (("FedAvg", -1 / 2, 1 / 2), ("STEM", -1 / 3, 2 / 3)):
-        eta = [float(protocols.shaped(method, N, T)[0]) for N, T in ((4, 512), (4, 4096), (8, 512))]
+        eta = [
+            float(protocols.theory_rates(method, N, T)[0])
+            for N, T in ((4, 512), (4, 4096), (8, 512))
+        ]
         assert np.log(eta[1] / eta[0]) / np.log(8) == pytest.approx(power_T)
         assert np.log(eta[2] / eta[0]) / np.log(2) == pytest.approx(power_N)
-    eta, alpha = protocols.shaped("STEM", 4, 4096)
+    eta, alpha = protocols.theory_rates("STEM", 4, 4096)
     assert alpha == pytest.approx(8 * eta**2 / 4)
 
 

@@ -21,7 +21,7 @@ Grid = Mapping[str, Sequence[Any]]  # hyper-parameter -> values
 
 
 @dataclass(frozen=True)
-class Rounds:
+class RoundBudget:
     """How many rounds everybody gets, and whether FedAvg came as far as the paper's by then."""
 
     count: int
@@ -37,32 +37,32 @@ class Race:
     winner: Outcome
 
 
-def remembered(decide: Decide) -> Decide:
+def cached(decide: Decide) -> Decide:
     """Decisions lean on each other: none is made twice while the ledger stays the same."""
 
     @functools.wraps(decide)
-    def found(plan: Plan, *about: str) -> Any:
-        if plan.read != len(plan.ledger.outcomes):
-            plan.read, plan.decisions = len(plan.ledger.outcomes), {}
-        known, key = plan.decisions, (decide.__name__, *about)
+    def found(decisions: Decisions, *about: str) -> Any:
+        if decisions.made_from != len(decisions.ledger.outcomes):
+            decisions.made_from, decisions.made = len(decisions.ledger.outcomes), {}
+        known, key = decisions.made, (decide.__name__, *about)
         if key not in known:
-            known[key] = decide(plan, *about)
+            known[key] = decide(decisions, *about)
         return known[key]
 
     return cast(Decide, found)
 
 
-class Plan:
+class Decisions:
     def __init__(self, protocol: Protocol, ledger: Ledger) -> None:
         self.protocol = protocol
         self.ledger = ledger
-        self.read = 0  # outcomes in the ledger when the decisions were made
-        self.decisions: dict[Any, Any] = {}
+        self.made_from = 0  # outcomes in the ledger when the decisions were made
+        self.made: dict[Any, Any] = {}
 
     # Table 2.
 
-    @remembered
-    def budget(self, name: str) -> Rounds:
+    @cached
+    def budget(self, name: str) -> RoundBudget:
         """The first evaluation at which some step size of the grid has FedAvg where the paper has
         it. A slower step size need not be run further than the fastest so far."""
         p = self.protocol
@@ -72,12 +72,12 @@ class Plan:
         for settings in sorted(points(grid), key=lambda s: -s["eta"]):
             job = Job(name, p.budget.algorithm, settings, p.choosing_seed, bound)
             (outcome,) = self.ledger.need([job])
-            crossing = crossed(outcome, "test_accuracy", p.tail, target)
+            crossing = first_round_at(outcome, "test_accuracy", p.tail, target)
             if crossing is not None:
                 bound, reached = crossing, True
-        return Rounds(bound, reached)
+        return RoundBudget(bound, reached)
 
-    @remembered
+    @cached
     def fair(self, name: str, algorithm: str) -> Race:
         """The paper's grid, or as much of it as everybody may try."""
         search = self.protocol.fair
@@ -96,7 +96,7 @@ class Plan:
 
     # Beyond the paper's grid.
 
-    @remembered
+    @cached
     def tuned(self, name: str, algorithm: str) -> Race:
         search = self.protocol.tuned
         grid = points(self.tuned_grid(name, algorithm))
@@ -115,7 +115,7 @@ class Plan:
         settings = {**chosen.settings, **self.protocol.tuned.also[algorithm]}
         return self._measured(name, replace(chosen, settings=settings), seed)
 
-    @remembered
+    @cached
     def momentum(self, name: str, algorithm: str) -> Race:
         """The choices of both searches with momentum, and the further one without; that one alone
         for a method with momentum of its own."""
@@ -270,7 +270,7 @@ def score(outcome: Outcome, tail: int) -> float:
     return -math.inf if math.isnan(value) else value
 
 
-def crossed(outcome: Outcome, name: str, tail: int, target: float) -> int | None:
+def first_round_at(outcome: Outcome, name: str, tail: int, target: float) -> int | None:
     """The first round at which the mean of the last `tail` evaluations is at the target."""
     series = outcome.series(name)
     for i in range(tail, len(series) + 1):
