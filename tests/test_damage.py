@@ -138,7 +138,7 @@ def test_no_damage_gives_a_wrong_number(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_hundreds_of_damages(tmp_path, part):
-    check(tmp_path, range(1000 + part * 150, 1150 + part * 150))
+    check(tmp_path, range(1200 + part * 75, 1275 + part * 75))
 
 
 def test_every_flip_in_a_record_shows(tmp_path):

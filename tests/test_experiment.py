@@ -154,3 +154,29 @@ def test_the_language_model_preset_is_the_papers():
     assert float(fafed.eta(torch.tensor(185))) == 1.0
     assert fafed.rho == 0.01
     assert e.with_algorithm("fedadam").algorithm.options["eta_g"] == 0.03
+
+
+def test_the_name_and_the_digest_of_an_experiment_never_change():
+    """Or its run would not be found again, or not go on. A new field must not change them either:
+    those of its default value are left out."""
+    e = Experiment.of(
+        {
+            "rounds": 6,
+            "data": {"name": "fashion-mnist"},
+            "model": {"name": "softmax"},
+            "algorithm": {"name": "fedavg", "eta": 0.1},
+        }
+    )
+    assert e.label == "fedavg-seed0-2414671c"
+    assert e.digest == ("v2-1ab2119bdd05a9a095e4218c3266f4fca8a37acdcb63289ffef657aedf40ce41")
+    assert e.changed(rounds=7).digest == e.digest
+    assert e.changed(rounds=7).label != e.label
+    assert e.changed(checkpoint_every=5).label == e.label
+
+    class Later(Experiment):
+        new: int = 3
+        news: str = "none"
+
+    later = Later(**e.to_dict())
+    assert (later.digest, later.label) == (e.digest, e.label)
+    assert Later(**e.to_dict(), new=4).digest != e.digest

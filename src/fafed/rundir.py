@@ -67,7 +67,12 @@ class RunDir:
                 f"{self.path} is not a run directory (it has no experiment.toml): "
                 "`fafed runs` lists those there are"
             )
-        return Experiment.read(self.path / "experiment.toml")
+        path = self.path / "experiment.toml"
+        try:
+            return Experiment.read(path)
+        except (ValueError, TypeError) as cause:  # a ConfigError is one, too
+            told = str(cause).removeprefix(f"{path}: ")
+            raise ConfigError(f"{path}: {told}. Set it back, or restore it") from cause
 
     def records(self) -> list[Record]:
         """The rounds so far; a line cut short by a kill is left out."""
