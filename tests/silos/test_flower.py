@@ -180,6 +180,28 @@ def test_a_silo_that_comes_late_is_asked_then(at_work):
     assert next(found) == ("a", Message(b"head", b""))
 
 
+def test_no_letter_can_be_guessed_by_another_silo(at_work):
+    """An answer names its letter by a digest of it: whoever knows the digest could answer."""
+    grid = Grid(a=Message(b"head", b""), b=Message(b"head", b""))
+    asked = {name: request() for name in ("a", "b")}
+    assert len(dict(app.Wire(grid).ask(asked, 5, 50))) == 2
+    tokens = {str(letter.content["token"]["hex"]) for letter in grid.letters.values()}
+    assert len(tokens) == 2
+    assert {len(token) for token in tokens} == {32}
+
+
+def test_a_silo_answers_the_superlink_alone(tmp_path, at_work, monkeypatch):
+    file = tmp_path / "north.toml"
+    file.write_text(f'folder = "{tmp_path}"\nallow = []\n[data]\nshare = true\n')
+    monkeypatch.setattr(TaskIdentity, "_node_id", 5)  # another SuperNode writes the letter
+    letter = Letter(app._content(request().head, app._array(request())), 7, "train")
+    context = SimpleNamespace(node_config={"site": str(file)}, node_id=7)
+    head = json.loads(app._opened(app._answered(letter, context)).head)
+    assert (head["kind"], head["facts"]) == ("failed", {"error": "Refused"})
+    (line,) = (tmp_path / "audit.jsonl").read_text().splitlines()
+    assert (json.loads(line)["direction"], json.loads(line)["peer"]) == ("refused", "5")
+
+
 def test_two_silos_of_one_name_are_an_error():
     grid = Grid(a="silent")
     grid.names = ["a", "a"]

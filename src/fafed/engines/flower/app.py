@@ -15,6 +15,7 @@ The app's configuration, [tool.flwr.app.config] or `flwr run --run-config`:
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -24,6 +25,7 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MessageType, RecordDict
 from flwr.app import Message as Letter
 from flwr.clientapp import ClientApp
+from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid, ServerApp
 from pydantic import ValidationError
 
@@ -33,7 +35,7 @@ from fafed.records import Record
 from fafed.rundir import RunDir
 from fafed.silos import messages
 from fafed.silos.bounds import Bounds
-from fafed.silos.messages import Message
+from fafed.silos.messages import Message, Place, Refused
 from fafed.silos.server import Terms, log
 from fafed.silos.serving import serve
 from fafed.silos.site import Site
@@ -166,8 +168,12 @@ class Wire:
                 time.sleep(POLL_SECONDS)
 
     def _content(self, silo: str, head: bytes, body: Array) -> RecordDict:
-        """The silo's process is new, and its disk may be, too: the hello goes with every letter."""
+        """The silo's process is new, and its disk may be, too: the hello goes with every letter.
+
+        An answer names its letter by a digest of it, and Flower does not compare who sends an
+        answer with who signs the request. With a token in it nobody else can know the digest."""
         found = _content(head, body)
+        found["token"] = ConfigRecord({"hex": secrets.token_hex(16)})
         if messages.glance(head)["kind"] == "hello":
             self.hellos[silo] = head
         elif silo in self.hellos:
@@ -224,6 +230,10 @@ def _answered(letter: Letter, context: Context) -> Letter:
                 "--node-config 'site=\"/path/of/the/silo/file.toml\"'"
             )
         worker = Worker(str(context.node_id), Site.read(Path(path)))
+        sender = letter.metadata.src_node_id
+        if sender != SUPERLINK_NODE_ID:
+            worker.audit.note("refused", str(sender), "", Place(""), request.size, "")
+            raise Refused(f"node {sender} sent a message: only the SuperLink may")
         if "hello" in letter.content:
             worker.brief(_hello(letter))
         answer = worker.handle(request)
