@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,13 +20,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fafed import randomness, tree
+from fafed import agreement, randomness, tree
 from fafed.algorithm import Batch
 from fafed.data.batches import Picked
 from fafed.errors import ConfigError
 from fafed.native import build
 from fafed.native.network import Network, recognised
 from fafed.stacking import wrapped
+
+log = logging.getLogger("fafed")
 
 _GENERATOR = threading.Lock()
 _METRICS = threading.Lock()  # people's own metrics may count as they go
@@ -146,6 +149,7 @@ class Model(_Differentiable):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(clip, weight_decay)
+        _refuse_what_a_copy_loses(module)
         self.module = _moved(copy.deepcopy(module), device).train()
         self.loss = loss
         trainable = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
@@ -180,6 +184,8 @@ class Model(_Differentiable):
         self.classes: int | None = None  # likewise; None if targets are no class numbers
         self.channels_last = False  # likewise
         self.network: Network | None = None  # likewise
+        self.walks = False  # likewise: whether it makes whole local steps
+        self.not_native = "the model is not one of the plain small networks that are written in C"
 
     def evaluate(self, x: Tensor, batch: Batch, memory: Memory, *, engine: str) -> Evaluation:
         if engine != "native" or self.network is None:
@@ -189,7 +195,7 @@ class Model(_Differentiable):
 
     def walker(self, data: Any) -> Network | None:
         """The network, if whole local steps on such batches can be made in C: (q, b, ...)."""
-        if self.network is None or self.clip is not None or self.weight_decay:
+        if self.network is None or not self.walks or self.clip is not None or self.weight_decay:
             return None
         inputs, targets = data
         fits = isinstance(inputs, Picked) and self.network.walks(inputs.pool, targets.shape[1])
@@ -236,10 +242,39 @@ class Model(_Differentiable):
             )
         if self.loss is F.cross_entropy and targets.dtype == torch.int64:
             self.classes = outputs.shape[1]
-        self.channels_last = self._likes_channels_last(batch)
-        known = recognised(self.module, self.loss)
-        if known is not None and len(inputs) == 1 and known.takes(*batch.data):
-            self.network = known
+        self._choose_ways(batch)
+
+    def _choose_ways(self, batch: Batch) -> None:
+        """The fast ways that are known for such a model, as far as they compute what torch does."""
+        with _forked(self.device):
+            if self.fused:
+                self.fused = False
+                why = agreement.of_switch(self, "fused", batch)
+                self.fused = self._agrees("the loss that it computes itself", why)
+            self.channels_last = self._likes_channels_last(batch)
+            known = recognised(self.module, self.loss)
+            if known is None or len(batch.data) != 2 or not known.takes(*batch.data):
+                return
+            if not build.available(known.dtype):
+                self.network = known  # an engine that asks for it says why it cannot be had
+                return
+            why = agreement.of_network(self, known, batch)
+            if self._agrees("its network in C", why):
+                self.network = known
+                why = agreement.of_walks(self, known, batch)
+                self.walks = self._agrees("its local steps in C", why)
+            else:
+                self.not_native = f"its network in C does not compute what torch does ({why})"
+
+    def _agrees(self, way: str, why: str | None) -> bool:
+        if why is not None:
+            log.warning(
+                "%s: %s does not compute what torch does and is not used (%s, on the first batch)",
+                type(self.module).__name__,
+                way,
+                why,
+            )
+        return why is None
 
     def _likes_channels_last(self, batch: Batch) -> bool:
         if self.device.type != "cpu" or self.recurrent or batch.data[0].ndim != 4:
@@ -248,11 +283,12 @@ class Model(_Differentiable):
             return False
         self.channels_last = True
         try:
-            with _forked(self.device):
-                self._loss(self.x0, batch, self.start())
+            self._loss(self.x0, batch, self.start())
+            self.channels_last = False
+            why = agreement.of_switch(self, "channels_last", batch)
         except RuntimeError:  # code such as x.view(len(x), -1), which needs the usual layout
             return False
-        return True
+        return self._agrees("images with their channels last", why)
 
     def predict(self, x: Tensor, buffers: tuple[Tensor, ...]) -> nn.Module:
         """A copy of the module with this vector and these buffers, in eval mode."""
@@ -377,6 +413,24 @@ def _moved(module: nn.Module, device: torch.device | str | None) -> nn.Module:
         return module.to(device)
     except (RuntimeError, AssertionError) as cause:  # torch's words for no such device, or no CUDA
         raise ConfigError(f"device {str(device)!r} cannot be used: {cause}; try 'cpu'") from cause
+
+
+def _refuse_what_a_copy_loses(module: nn.Module) -> None:
+    """Gradients here are those of a vector, not of the module's own tensors."""
+    name = type(module).__name__
+    for tensor_name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if nn.parameter.is_lazy(tensor):
+            raise ConfigError(
+                f"{name}: {tensor_name!r} has no shape yet, it is a lazy layer's: call the model "
+                "on one batch first"
+            )
+        hooks = tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None)
+        if hooks and tensor.requires_grad:
+            raise ConfigError(
+                f"{name}: parameter {tensor_name!r} has {len(hooks)} hook(s) on its gradient, "
+                "which would not be called: remove them (the handle's .remove()) and change "
+                "gradients in the loss, or with clip and weight_decay"
+            )
 
 
 def _aliases(module: nn.Module, known: set[str]) -> dict[str, str]:

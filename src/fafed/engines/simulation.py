@@ -9,6 +9,7 @@ and a single gradient is so small that torch's own overhead dominates, else the 
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from fafed import tree
+from fafed import agreement, tree
 from fafed.algorithm import Algorithm, Exchange, exchanges_of_round
 from fafed.allocation import return_memory
 from fafed.data.batches import ClientBatches, Draws, Source, draw_stacked
@@ -28,7 +29,9 @@ from fafed.engines.contract import Counts, Reply
 from fafed.engines.crew import Crew
 from fafed.errors import ConfigError, FafedError
 from fafed.native.build import NoCompiler, library
-from fafed.objective import Memory, Objective
+from fafed.objective import Evaluation, Memory, Objective
+
+log = logging.getLogger("fafed")
 
 ENGINES = ("auto", "loop", "vmap", "native")
 SMALL_GRADIENT = 3e7  # floating-point operations; measured by studies/performance/engine_choice.py
@@ -335,10 +338,14 @@ class Simulation:
         if engine == "auto" and (self.population == 1 or not self._small()):
             return "loop"
         try:
-            self._try_vmap()
+            why = self._vmap_differs()
         except Exception as cause:  # whatever the model does that vmap cannot
             return self._fall_back(engine, f"the model does something vmap cannot: {cause}", cause)
-        return "vmap"
+        if why is None:
+            return "vmap"
+        if engine == "auto":
+            log.warning("vmap does not compute what the loop does and is not used (%s)", why)
+        return self._fall_back(engine, f"vmap does not compute what the loop does ({why})")
 
     def _fall_back(self, engine: str, why: str, cause: Exception | None = None) -> str:
         if engine != "auto":
@@ -349,7 +356,7 @@ class Simulation:
         """Why the gradients cannot be computed in C, or None if they can."""
         network = getattr(self.objective, "network", None)
         if network is None:
-            return "the model is not one of the plain small networks that are written in C"
+            return str(getattr(self.objective, "not_native", "there is no module to recognise"))
         try:
             library(network.dtype)
         except NoCompiler as cause:
@@ -375,17 +382,35 @@ class Simulation:
             self.objective.evaluate(self.objective.x0, batch, self.objective.start(), engine="loop")
         return operations.count <= SMALL_GRADIENT
 
-    def _try_vmap(self) -> None:
-        two = [0, min(1, self.population - 1)]
-        device = self.objective.x0.device
-        draws = tree.map(
-            lambda leaf: leaf.to(device), tree.stack([self._first_batch(c) for c in two])
-        )
-        memory = tree.map(lambda leaf: torch.stack([leaf, leaf]), self.objective.start())
+    def _vmap_differs(self) -> str | None:
+        """What two clients would compute under vmap that the loop does not, or None."""
+        objective = self.objective
+        two = [self._first_batch(c) for c in (0, min(1, self.population - 1))]
+        draws = [tree.map(lambda leaf: leaf.to(objective.x0.device), d) for d in two]
 
-        def one(draws: Draws, memory: Memory) -> Tensor:
+        def one(x: Tensor, draws: Draws, memory: Memory, engine: str = "vmap") -> Evaluation:
             (batch,) = ClientBatches(self.source.gather, draws)
-            x = self.objective.x0
-            return self.objective.evaluate(x, batch, memory, engine="vmap").gradient
+            return objective.evaluate(x, batch, memory, engine=engine)
 
-        torch.func.vmap(one)(draws, memory)
+        def values(of: str, found: Evaluation) -> agreement.Values:
+            g, loss, memory = found
+            named = agreement.values(loss, g, memory, objective.sizes)
+            return {f"{name} of {of}": parts for name, parts in named.items()}
+
+        def named(a: Evaluation, b: Evaluation, c: Evaluation) -> agreement.Values:
+            return values("client 0", a) | values("client 1", b) | values("client 1 elsewhere", c)
+
+        def fast(x: Tensor) -> agreement.Values:
+            memory = tree.map(lambda leaf: torch.stack([leaf, leaf]), objective.start())
+            both = tree.stack(draws)
+            shared = torch.func.vmap(one, in_dims=(None, 0, 0))(x, both, memory)
+            own = torch.func.vmap(one)(torch.stack([x, 0.9 * x]), both, memory)
+            return named(tree.take(shared, 0), tree.take(shared, 1), tree.take(own, 1))
+
+        def plain(x: Tensor) -> agreement.Values:
+            places = ((x, 0), (x, 1), (0.9 * x, 1))
+            return named(*(one(y, draws[c], objective.start(), "loop") for y, c in places))
+
+        shapes = getattr(objective, "shapes", [(size,) for size in objective.sizes])
+        dtype = getattr(objective, "dtype", objective.x0.dtype)
+        return agreement.disagreement(fast, plain, objective.x0, shapes, dtype)
