@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -256,3 +258,9 @@ def test_a_try_out_finds_a_folder_of_data_as_a_run_does(tmp_path, monkeypatch):
         found = fitted(Experiment.of(experiment(Path(given))), 3)
         assert found.data.folder == str(meant)
         assert fitted(found, 3) == found
+
+
+def test_the_gate_of_a_parent_process_needs_no_torch():
+    """Two more processes on each machine would hold it in memory."""
+    code = "import sys, fafed.engines.nvflare.gate; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -125,7 +125,7 @@ def refused_class(local, found: Experiment, folder: Path, driver: Driver) -> Non
 
 
 def until(condition) -> None:
-    end = time.monotonic() + 90
+    end = time.monotonic() + 180
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.5)

@@ -20,6 +20,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.job_config.api import FedJob
+from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 from nvflare.private.privacy_manager import PrivacyService
 from nvflare.recipe.prod_env import ProdEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
@@ -164,7 +165,9 @@ class FafedExecutor(Executor):  # type: ignore[misc]
             root = Path(fl_ctx.get_workspace().get_root_dir())
             file = silo_file(root, name)
             refusals = Refusals(name, file)
-            server = FQCN.join([SERVER, fl_ctx.get_job_id()])
+            job = fl_ctx.get_job_id()
+            simulated = job == SimulatorConstants.JOB_NAME  # there the server is one process
+            server = SERVER if simulated else FQCN.join([SERVER, job])
             closed = outdated(root) or policy_in_the_way(fl_ctx)
             desk = Desk(file, name, server, refusals, closed)
             guard(engine.get_cell(), refusals)
