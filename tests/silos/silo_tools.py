@@ -50,12 +50,14 @@ def federation(tmp: Path, names=NAMES, **changes: object) -> Wire:
     return Wire({name: Worker(name, site(tmp / name, **changes)) for name in names})
 
 
-def run(experiment: Experiment, tmp: Path, wire: Wire, on_record=None, **terms) -> RunDir:
+def run(
+    experiment: Experiment, tmp: Path, wire: Wire, on_record=None, bounds=None, **terms
+) -> RunDir:
     place = RunDir(tmp / "run")
     names = tuple(wire.workers)
     terms = Terms(names, **({"min_silos": 1} | terms))
     measure = "share" if next(iter(wire.workers.values())).site.data.share else None
-    serve(experiment, place, wire, terms, measure=measure, on_record=on_record)
+    serve(experiment, place, wire, terms, measure=measure, bounds=bounds, on_record=on_record)
     return place
 
 

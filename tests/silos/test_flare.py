@@ -313,6 +313,7 @@ def test_letters_that_are_refused(desk):
     assert told(desk, first._replace(facts=first.facts | {"size": "45"})) is None
     for wanted in (-1, "0", None):
         assert told(desk, Letter({"token": "t", "wanted": wanted})) is None
-    for facts in ("", "[]", "{}", '{"head": -1, "piece": 0}', '{"head": 9, "piece": 9}'):
+    long = json.dumps({"head": 0, "piece": 1, "token": "t" * 5000, "at": 0, "size": 1})
+    for facts in ("", "[]", "{}", '{"head": -1, "piece": 0}', '{"head": 9, "piece": 9}', long):
         reply = desk.take(CellMessage({"fafed": facts, MessageHeaderKey.ORIGIN: SERVER}, b"-"))
         assert reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.INVALID_REQUEST

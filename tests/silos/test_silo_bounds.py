@@ -16,6 +16,7 @@ from silo_tools import NAMES, federation, final, run, simulated
 from small import experiment, write_data
 
 from fafed import ALGORITHMS, FedAvg
+from fafed.errors import ConfigError
 from fafed.experiment import Experiment
 from fafed.run import Diverged
 from fafed.rundir import RunDir, execute
@@ -92,7 +93,7 @@ def test_one_bad_silo_is_left_out_and_the_others_go_on(attack, tmp_path, caplog)
 
     wire.spoil = spoil
     with caplog.at_level(logging.WARNING):
-        place = run(found, tmp_path, wire, min_silos=2)
+        place = run(found, tmp_path, wire, bounds=Bounds(failures=5), min_silos=2)
     assert [r.clients for r in place.records()] == [3] + [2] * (ROUNDS - 1)
     assert torch.equal(final(place), simulated(found, {r: {2} for r in range(2, ROUNDS + 1)}))
     assert words in caplog.text
@@ -279,3 +280,19 @@ def test_data_that_the_server_measures_on_are_on_its_list_too(tmp_path):
     with pytest.raises(Refusal, match="data folder"):
         serve(found, place, wire, Terms.of(NAMES), measure="share", allow=[])
     serve(found, place, wire, Terms.of(NAMES), measure="share", allow=[data])
+
+
+def test_the_server_s_file_names_its_code_and_its_bounds(tmp_path, monkeypatch):
+    pytest.importorskip("nvflare", reason="needs NVIDIA FLARE: pip install 'fafed[nvflare]'")
+    from fafed.engines.nvflare.local import server_file
+
+    file = tmp_path / "fafed.toml"
+    monkeypatch.setenv("FAFED_SERVER", str(file))
+    file.write_text('runs = "r"\nallow = ["my_models:Net"]\n[bounds]\nnorm = 100\n')
+    found = server_file(tmp_path)
+    assert (found.allow, found.bounds) == (["my_models:Net"], Bounds(norm=100.0))
+    file.write_text("[bounds]\nnorm = 1\n")
+    with pytest.raises(ConfigError, match="norm"):
+        server_file(tmp_path)
+    file.write_text("")
+    assert (server_file(tmp_path).allow, server_file(tmp_path).bounds) == ([], Bounds())

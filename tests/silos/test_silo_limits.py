@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +21,14 @@ from small import experiment, write_data
 from fafed import models
 from fafed.experiment import Experiment, presets
 from fafed.silos import messages
+from fafed.silos.bounds import Bounds
+from fafed.silos.limits import Limits
 from fafed.silos.messages import EMPTY, Message, Place
 from fafed.silos.site import Site
 from fafed.silos.worker import Worker
 
 ROWS, INPUTS, CLASSES = 200, 12, 10
+GUIDE = Path(__file__).parents[2] / "docs" / "silos.md"
 
 
 def write_rows(folder: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -294,3 +298,14 @@ def test_the_presets_keep_the_limits():
         small = found.batch_size < site.limits.min_batch_size
         assert small == (name.endswith("-low") or name == "wikitext-2"), name
         site.limits.check_machine(found, found.data.clients)
+
+
+def test_the_guide_shows_the_whole_file_and_its_defaults():
+    blocks = GUIDE.read_text("utf-8").split("```toml\n")[1:]
+    found = [tomllib.loads(block.split("```")[0]) for block in blocks]
+    (site,) = [one for one in found if one.get("limits")]
+    assert site["limits"] == Limits().model_dump()
+    assert set(site) == set(Site.model_fields)
+    assert site["limit"] == Site.model_validate(site).limit
+    (bounds,) = [one["bounds"] for one in found if "bounds" in one]
+    assert bounds == Bounds().model_dump()

@@ -2,7 +2,7 @@
 
     norm = 30.0       times the norm that is usual among the other silos
     examples = 100.0  times the number of examples that is usual among the other silos
-    failures = 5      of a silo, and it is left out for the rest of the job
+    failures = 10     of a silo, and it is left out until the run is started again
 
 A silo cannot be seen to lie while its numbers are of the usual size. The bounds keep one silo from
 owning the run with a single message; they do not make the mean a robust one.
@@ -38,7 +38,7 @@ TINY = 1e-6  # of the model's norm: where nobody else moves, so much is no offen
 class Bounds(Part):
     norm: float = Field(default=30.0, ge=2, strict=False)
     examples: float = Field(default=100.0, ge=1, strict=False)
-    failures: int = Field(default=5, ge=1)
+    failures: int = Field(default=10, ge=1)
 
 
 class Guard:

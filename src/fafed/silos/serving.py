@@ -144,8 +144,6 @@ def greeted(experiment: Experiment, place: RunDir, post: Post, bounds: Bounds) -
         return known
     facts = [said[silo] for silo in terms.silos]
     examples = [one["examples"] for one in facts]
-    for silo, count in zip(terms.silos, examples, strict=True):
-        log.info("silo %r says that it has %d examples", silo, count)
     units = _units(experiment)
     known = {
         "run": at.run,
