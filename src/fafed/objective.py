@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import logging
 import threading
 from abc import ABC, abstractmethod
@@ -150,7 +151,7 @@ class Model(_Differentiable):
     ) -> None:
         super().__init__(clip, weight_decay)
         _refuse_what_a_copy_loses(module)
-        self.module = _moved(copy.deepcopy(module), device).train()
+        self.module = _moved(_copied(module), device).train()
         self.loss = loss
         trainable = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         if not trainable:
@@ -292,7 +293,7 @@ class Model(_Differentiable):
 
     def predict(self, x: Tensor, buffers: tuple[Tensor, ...]) -> nn.Module:
         """A copy of the module with this vector and these buffers, in eval mode."""
-        module = copy.deepcopy(self.module)
+        module = _copied(self.module)
         state = self._parameters(x) | dict(zip(self.buffer_names, buffers, strict=True))
         with torch.no_grad():
             for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
@@ -382,7 +383,7 @@ class Model(_Differentiable):
         own: nn.Module | None = getattr(self._local, "module", None)
         if own is None:
             tensors = [*self.module.parameters(), *self.module.buffers()]
-            own = self._local.module = copy.deepcopy(self.module, {id(t): t for t in tensors})
+            own = self._local.module = _copied(self.module, {id(t): t for t in tensors})
         return own
 
     def _loss(self, x: Tensor, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]:
@@ -408,6 +409,17 @@ class Model(_Differentiable):
                 yield
 
 
+def _copied(module: nn.Module, same: dict[int, Any] | None = None) -> nn.Module:
+    """A deep copy. Weights that a module computes before each call (pruning, weight norm) are
+    copied as numbers: torch refuses to copy what has a history."""
+    memo = dict(same or {})
+    for owner in module.modules():
+        for value in vars(owner).values():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
+    return copy.deepcopy(module, memo)
+
+
 def _moved(module: nn.Module, device: torch.device | str | None) -> nn.Module:
     try:
         return module.to(device)
@@ -431,6 +443,16 @@ def _refuse_what_a_copy_loses(module: nn.Module) -> None:
                 "which would not be called: remove them (the handle's .remove()) and change "
                 "gradients in the loss, or with clip and weight_decay"
             )
+    mine = {id(part) for part in (*module.modules(), *module.parameters(), *module.buffers())}
+    for path, owner in module.named_modules():
+        for attribute, value in vars(owner).items():
+            held = inspect.getclosurevars(value) if inspect.isfunction(value) else None
+            if held and mine & {id(v) for v in (*held.nonlocals.values(), *held.globals.values())}:
+                raise ConfigError(
+                    f"{name}: {attribute!r} of {path or name!r} is a function that holds the "
+                    "module itself: a copy would compute with the weights of the original; make it "
+                    "a method, types.MethodType(function, layer)"
+                )
 
 
 def _aliases(module: nn.Module, known: set[str]) -> dict[str, str]:

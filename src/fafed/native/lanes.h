@@ -34,6 +34,16 @@ enum { LANES = BYTES / sizeof(real) };
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 
+/* Between the parts of one allocation, tests have stretches that no one may touch. */
+#ifdef POISON
+#include <sanitizer/asan_interface.h>
+enum { GAP = 16 * LANES };
+INLINE void keep_off(real *gap) { ASAN_POISON_MEMORY_REGION(gap, GAP * sizeof(real)); }
+#else
+enum { GAP = 0 };
+INLINE void keep_off(real *gap) { (void)gap; }
+#endif
+
 INLINE vec load(const real *p) { return *(const loose *)p; }
 
 INLINE real total(vec v) {

@@ -295,9 +295,15 @@ static int sparse(const layer *l) {
 
 static int64_t whole_vectors(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
-static int64_t lay_out(const layer *layers, int n, int64_t b, place *places) {
+/* Returns how many numbers that are. Without a room nothing is touched. */
+static int64_t lay_out(const layer *layers, int n, int64_t b, place *places, real *room) {
     int64_t end = 0;
-#define TAKE(field, count) places[i].field = end, end += (count) / LANES * LANES + 3 * LANES
+#define TAKE(field, count)                                                     \
+    {                                                                          \
+        places[i].field = end, end += (count) / LANES * LANES + 3 * LANES;     \
+        if (room) keep_off(room + end);                                        \
+        end += GAP;                                                            \
+    }
     for (int i = 0; i < n; i++) {
         const layer *l = layers + i;
         const int64_t out = numbers_out(l);
@@ -610,12 +616,13 @@ static double entropy(int64_t b, int64_t classes, const real *logits, const int6
 
 int64_t room(const layer *layers, int32_t n, int64_t b) {
     place places[LAYERS];
-    return lay_out(layers, n, b, places) + b * numbers_in(layers);
+    return lay_out(layers, n, b, places, 0) + b * numbers_in(layers) + GAP;
 }
 
 void arrange(network *w, const layer *layers, int32_t n, int64_t b, real *room) {
     w->layers = layers, w->n = n, w->room = room;
-    w->beside = room + lay_out(layers, n, b, w->places);
+    w->beside = room + lay_out(layers, n, b, w->places, room);
+    keep_off(w->beside + b * numbers_in(layers));
 }
 
 int64_t wrong(const layer *layers, int32_t n, int64_t count, const int64_t *targets) {
@@ -689,7 +696,7 @@ int64_t gradients(const layer *layers, int32_t n, int64_t clients, int64_t b, in
 void outputs(const layer *layers, int32_t n, int64_t b, int64_t piece, const real *x,
              const real *inputs, real *logits, real *room) {
     place places[LAYERS];
-    lay_out(layers, n, piece, places);
+    lay_out(layers, n, piece, places, room);
     const int64_t one = numbers_in(layers), classes = numbers_out(layers + n - 1);
     for (int64_t done = 0; done < b; done += piece) {
         const int64_t here = b - done < piece ? b - done : piece;

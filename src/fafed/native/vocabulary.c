@@ -139,13 +139,14 @@ static void cut(int64_t rows, int64_t k, const real *from, const real *scales, i
 
 /* With the exponentials p of `decode` and scales (parts, n): of_hidden = sum over words of scale p
    times their weights, of_weights = sum over tokens of scale p times hidden, of_biases = sum over
-   tokens of scale p. The room holds panels(k) (2 n + part) numbers. */
+   tokens of scale p. The room holds panels(k) (2 n + part) + 2 GAP numbers. */
 void decode_back(int64_t n, int64_t k, int64_t v, int64_t part, const real *hidden,
                  const real *weights, const real *p, const real *scales, real *of_hidden,
                  real *of_weights, real *of_biases, real *room) {
     const int64_t row = panels(n), wide = panels(k);
-    real *tokens = room, *sums = tokens + wide * n, *words = sums + wide * n;
-    memset(room, 0, (size_t)(wide * (2 * n + part)) * sizeof(real));
+    real *tokens = room, *sums = tokens + wide * n + GAP, *words = sums + wide * n + GAP;
+    memset(room, 0, (size_t)(wide * (2 * n + part) + 2 * GAP) * sizeof(real));
+    keep_off(sums - GAP), keep_off(words - GAP);
     for (int64_t from = 0; from < v; from += part, scales += n) {
         const int64_t to = least(v, from + part);
         cut(n, k, hidden, scales, n, tokens);

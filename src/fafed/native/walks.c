@@ -24,9 +24,14 @@ static int64_t largest_block(const layer *layers, int32_t n) {
     return most;
 }
 
+/* A room of one of two networks, in whole vectors: a room begins where an int64 may stand. */
+static int64_t own_room(const layer *layers, int32_t n, int64_t b) {
+    return (room(layers, n, b) + LANES - 1) / LANES * LANES;
+}
+
 /* Numbers that `descend` (one network) or `track` (two) needs; zeros before the first use. */
 int64_t walk_room(const layer *layers, int32_t n, int64_t b, int32_t networks) {
-    return networks * (room(layers, n, b) + largest_block(layers, n));
+    return networks * (own_room(layers, n, b) + largest_block(layers, n) + GAP);
 }
 
 /* Each stretch of the vector, with the gradients of the networks there. */
@@ -34,7 +39,8 @@ typedef void update(void *walk, int64_t at, int64_t count, const real *g, const 
 
 static void everywhere(const network *w, const network *other, real *block, update *move,
                        void *walk) {
-    real *beside = block + largest_block(w->layers, w->n);
+    real *beside = block + largest_block(w->layers, w->n) + GAP;
+    keep_off(beside - GAP);
     for (int i = 0; i < w->n; i++) {
         const layer *l = w->layers + i;
         const int64_t row = row_of(l), many = rows_at_once(l);
@@ -147,7 +153,7 @@ int64_t track(const layer *layers, int32_t n, int64_t clients, int64_t steps, in
               real *out_m, real *out_v, real *losses, real *space) {
     const int64_t bad = wrong(layers, n, clients * steps * b, targets);
     if (bad) return bad;
-    const int64_t each = room(layers, n, b);
+    const int64_t each = own_room(layers, n, b);
     const size_t bytes = (size_t)d * sizeof(real);
     network here, there;
     arrange(&here, layers, n, b, space);
