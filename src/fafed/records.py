@@ -19,7 +19,8 @@ class Record:
     bytes_down: int
     seconds: float  # spent in rounds, evaluation not counted
     clients: int  # how many answered in this round
-    train_loss: float | None  # of the clients' models, mean over local steps; None if nobody came
+    train_loss: float | None  # of the clients' models, mean over local steps; None if nobody came,
+    # or if all labels were ignored
     train: Mapping[str, float] = field(default_factory=dict)  # the server's model on training data
     test: Mapping[str, float] = field(default_factory=dict)  # loss and metrics; {} if not measured
     validation: Mapping[str, float] = field(default_factory=dict)  # the same on held-out data

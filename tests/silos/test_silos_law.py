@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from silo_tools import NAMES, federation, final, run
@@ -143,3 +144,19 @@ def test_a_silo_refuses_a_round_that_does_not_say_whether_it_opens_the_run(openi
     with pytest.raises(TooFew):
         run(found, tmp_path, wire)
     assert "opening is" in (tmp_path / "a" / "log.txt").read_text()
+
+
+def test_a_silo_whose_batch_has_only_ignored_labels_has_no_loss(tmp_path):
+    found = small(tmp_path, "fedavg", batch_size=1, local_steps=1, rounds=6)
+    for i in range(3):
+        path = tmp_path / "data" / f"client-{i}.npz"
+        content = dict(np.load(path))
+        content["targets"][:20] = -100
+        np.savez(path, **content)
+    here = simulated(found, tmp_path)
+    there = run(found, tmp_path, federation(tmp_path, **allowed(tmp_path)))
+    losses = [record.train_loss for record in here.records()]
+    assert None in losses
+    assert any(loss is not None for loss in losses)
+    assert losses == [record.train_loss for record in there.records()]
+    assert torch.equal(final(here), final(there))
