@@ -16,7 +16,7 @@ from fafed.data.batches import Examples, examples_of
 from fafed.objective import Memory, Model
 from fafed.randomness import KeyedDropout, keep_mask
 from fafed.training import build
-from modules import batch, model
+from modules import Assigned, InPlace, batch, model
 
 
 def net(*middle):
@@ -279,6 +279,40 @@ def test_batch_norm_statistics(engine):
     assert int(found["2.num_batches_tracked"]) == 3
     trained = objective.predict(run.state.shared.x, run.state.buffers)
     assert torch.equal(trained[2].running_mean, found["2.running_mean"])
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_buffers_that_a_module_assigns_are_kept(engine):
+    clients = [tuple(batch(12, seed=s).data) for s in range(3)]
+    source = examples_of(clients, batch_size=4)
+    found = []
+    for module in (InPlace(), Assigned()):
+        objective = Model(module, F.cross_entropy)
+        run = build(fafed.STEM(0.1), objective, source, rounds=2, local_steps=3, engine=engine)
+        list(run)
+        found.append((run.state.shared.x, *run.state.buffers))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+    assert int(found[1][1]) == 7  # the opening step and six others
+    trained = objective.predict(found[1][0], found[1][1:])
+    assert torch.equal(trained.mean, found[1][2])
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (lambda old: old * 0.5, r"'n', a torch.int64 of shape \(\), a torch.float32 of shape"),
+        (lambda old: old.expand(2), r"a torch.int64 of shape \(2,\)"),
+        (lambda old: None, "a NoneType"),
+    ],
+)
+def test_a_buffer_that_becomes_something_else_is_refused(value, words):
+    class Changing(InPlace):
+        def remember(self, x):
+            self.n = value(self.n)
+
+    with pytest.raises(fafed.ConfigError, match=words):
+        model(Changing(), batch())
 
 
 EXTRA_PASSES = {

@@ -229,11 +229,12 @@ class Model(_Differentiable):
         with torch.no_grad(), _forked(self.device):
             before = _rng_state(self.device)
             try:
-                outputs, _ = self._outputs(self.x0, batch, self.start())
+                outputs, memory = self._outputs(self.x0, batch, self.start())
             except Exception as cause:
                 raise ConfigError(
                     f"{type(self.module).__name__} cannot take a batch of shape {shapes}: {cause}"
                 ) from cause
+            self._check_buffers(memory.buffers)
             self.stochastic = not torch.equal(before, _rng_state(self.device))
             if self.stochastic:
                 before = _rng_state(self.device)
@@ -258,6 +259,16 @@ class Model(_Differentiable):
         known = recognised(self.module, self.loss)
         if known is not None and len(inputs) == 1 and known.takes(*batch.data):
             self.network = known
+
+    def _check_buffers(self, after: tuple[Any, ...]) -> None:
+        """They are averaged over the clients, so a forward pass must leave them what they are."""
+        for name, old, new in zip(self.buffer_names, self.start().buffers, after, strict=True):
+            if not isinstance(new, Tensor) or (new.shape, new.dtype) != (old.shape, old.dtype):
+                raise ConfigError(
+                    f"{type(self.module).__name__} makes its buffer {name!r}, a {old.dtype} of "
+                    f"shape {_shape(old)}, {_described(new)}: a forward pass may change numbers, "
+                    "but neither shape nor type"
+                )
 
     def _likes_channels_last(self, batch: Batch) -> bool:
         if self.device.type != "cpu" or self.recurrent or batch.data[0].ndim != 4:
@@ -361,7 +372,8 @@ class Model(_Differentiable):
         module = self._own_module()
         outputs = functional_call(module, tensors, tuple(inputs), named, tie_weights=False)
         outputs, hidden = outputs if self.recurrent else (outputs, ())
-        return outputs, Memory(tuple(buffers.values()), hidden)
+        # now the tensors are those that the module left: changed in place, or assigned
+        return outputs, Memory(tuple(tensors[name] for name in self.buffer_names), hidden)
 
     def _own_module(self) -> nn.Module:
         """A call with other parameters changes the module while it lasts, so each worker thread
@@ -424,6 +436,11 @@ def _forked(device: torch.device) -> contextlib.AbstractContextManager[None]:
 
 def _rng_state(device: torch.device) -> Tensor:
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _described(value: Any) -> str:
+    kind = f"a {value.dtype} of shape " if isinstance(value, Tensor) else "a "
+    return kind + _shape(value)
 
 
 def _shape(value: Any) -> str:

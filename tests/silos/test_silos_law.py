@@ -7,10 +7,11 @@ import json
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from silo_tools import NAMES, federation, final, run
 from small import experiment, write_data
 
-from fafed import ALGORITHMS
+from fafed import ALGORITHMS, checkpoint
 from fafed.cohort import Cohort
 from fafed.experiment import Experiment
 from fafed.rundir import RunDir, execute
@@ -160,3 +161,17 @@ def test_a_silo_whose_batch_has_only_ignored_labels_has_no_loss(tmp_path):
     assert any(loss is not None for loss in losses)
     assert losses == [record.train_loss for record in there.records()]
     assert torch.equal(final(here), final(there))
+
+
+def test_buffers_that_a_model_assigns_travel(tmp_path):
+    found = small(tmp_path, "stem", model={"name": "modules:Assigned"})
+    here = simulated(found, tmp_path)
+    allow = {"allow": ["modules:Assigned", str(tmp_path / "data")]}
+    there = run(found, tmp_path, federation(tmp_path, **allow))
+    ours, theirs = (checkpoint.found(place.checkpoints)[0] for place in (here, there))
+    with safe_open(ours, "pt") as a, safe_open(theirs, "pt") as b:
+        names = [name for name in a.keys() if name.startswith("server.1.")]  # noqa: SIM118
+        assert len(names) == 2
+        for name in ("server.0.x", *names):
+            assert torch.equal(a.get_tensor(name), b.get_tensor(name))
+        assert 1 + 3 * 3 in [int(a.get_tensor(name).sum()) for name in names]
