@@ -30,12 +30,14 @@ class Record:
         return asdict(self)
 
     def flat(self) -> dict[str, Any]:
-        """One level: test_accuracy for test["accuracy"], and the diagnostics by their names."""
+        """One level: test_accuracy for test["accuracy"], server_train_loss for train["loss"] (the
+        clients' is train_loss), and the diagnostics by their names."""
         row: dict[str, Any] = self.to_dict()
-        nested = {part: row.pop(part) for part in ("train", "test", "validation")}
+        parts = {"train": "server_train", "test": "test", "validation": "validation"}
+        nested = {prefix: row.pop(part) for part, prefix in parts.items()}
         row |= row.pop("diagnostics")
-        for part, values in nested.items():
-            row |= {f"{part}_{name}": value for name, value in values.items()}
+        for prefix, values in nested.items():
+            row |= {f"{prefix}_{name}": value for name, value in values.items()}
         return row
 
 
