@@ -1,4 +1,4 @@
-"""Wrong versions of FAFED that look right. Each must fail what the true one passes."""
+"""Wrong versions that look right, of FAFED and others. Each must fail what the true one passes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from dataclasses import dataclass
 import pytest
 import torch
 from paper.fafed import fafed as transcribed
+from paper.fedavg import server_optimiser
 from problem import Problem, close
 from torch import nn
 
 import fafed
-from fafed import FAFED
+from fafed import FAFED, FedAMS
 from fafed.algorithms.fafed import Local, Message
-from fafed.schedules import at
+from fafed.algorithms.fedopt import unbias
+from fafed.data.batches import ClientBatches, Examples
+from fafed.schedules import StemStep, at
 
 N, Q, R = 4, 4, 5
 
@@ -102,6 +105,86 @@ def coupled(algorithm):
         ).history
     ]
     assert max(norms) - min(norms) < 1e-6
+
+
+@dataclass(frozen=True)
+class CorrectedBeforeTheMaximum(FedAMS):
+    """Divides v by 1 - beta2^r, and takes the maximum of that."""
+
+    def server(self, shared, mean, trip):
+        right = super().server(shared, mean, trip)
+        vhat = torch.maximum(shared.vhat, unbias(right.v, self.beta2, right.r))
+        scale = vhat.clamp(min=self.tau**2).sqrt()
+        x = shared.x + self.eta_g * unbias(right.m, self.beta1, right.r) / scale
+        return right._replace(x=x, vhat=vhat)
+
+
+@dataclass(frozen=True)
+class CorrectedWithoutTheMaximum(FedAMS):
+    """Divides by the corrected v, not by vhat."""
+
+    def server(self, shared, mean, trip):
+        right = super().server(shared, mean, trip)
+        v = right.v.clamp(min=self.tau**2)
+        m = unbias(right.m, self.beta1, right.r)
+        return right._replace(x=shared.x + self.eta_g * m / unbias(v, self.beta2, right.r).sqrt())
+
+
+def bias_correction(cls):
+    p, common = Problem(N), {"eta": 0.05, "eta_g": 0.03, "beta1": 0.8, "beta2": 0.7, "tau": 0.01}
+    setting = (0.03, "ams-max", 0.8, 0.7, 0.01)
+    due = server_optimiser(p.x0, p.g, [1 / N] * N, Q, R, lambda t: 0.05, *setting, bias=True)
+    close(p.xs(cls(**common, bias_correction=True), Q, R), torch.stack([x for x, _, _ in due]))
+
+
+class SameAnchor(Examples):
+    """Draws the first round's anchor in every round."""
+
+    def draw_stacked(self, kinds, clients, step, steps):
+        found = super().draw_stacked(kinds, clients, step, steps)
+        return found._replace(anchor=super().draw_stacked(kinds, clients, 0, steps).anchor)
+
+
+def fresh_anchors(cls):
+    """The mean of an anchor's gradient over many rounds is the gradient on all data."""
+    p = Problem(N)
+    source = cls(p.pool, p.parts, batch_size=p.b, anchor_size=p.B)
+    found = []
+    for r in range(300):
+        batches = ClientBatches(source.gather, source.draw(("anchor",), 1, r * Q, Q))
+        found.append(p._gradient(p.x0, batches.anchor.data))
+    close(torch.stack(found).mean(0), p.full(1, p.x0), atol=0.03)
+
+
+class NoTwoSigma(StemStep):
+    """Leaves out 2 sigma^2, the smallest w_t."""
+
+    def __call__(self, t):
+        own, floor = self.sigma**2 * (t.double() + 1), (16 * self.L * self.q * self.kappa) ** 3
+        return self.kappa / own.clamp(min=floor) ** (1 / 3)
+
+
+def stem_step(cls):
+    sigma, L, t = 0.3, 0.7, 5000
+    kappa = sigma ** (2 / 3) / L
+    w = max(2 * sigma**2, (16 * L * kappa) ** 3 - sigma**2 * (t + 1))
+    due = kappa / (w + sigma**2 * (t + 1)) ** (1 / 3)
+    close(float(cls(L, 1, 1, 1, sigma)(torch.tensor(t))), due, atol=1e-12)
+
+
+OTHERS = [
+    (bias_correction, FedAMS, CorrectedBeforeTheMaximum),
+    (bias_correction, FedAMS, CorrectedWithoutTheMaximum),
+    (fresh_anchors, Examples, SameAnchor),
+    (stem_step, StemStep, NoTwoSigma),
+]
+
+
+@pytest.mark.parametrize(("law", "right", "wrong"), OTHERS)
+def test_other_mutants_fail_what_the_true_one_passes(law, right, wrong):
+    law(right)
+    with pytest.raises(AssertionError):
+        law(wrong)
 
 
 def test_the_true_one_passes():

@@ -16,7 +16,7 @@ from fafed.data.batches import Examples, examples_of
 from fafed.objective import Memory, Model
 from fafed.randomness import KeyedDropout, keep_mask
 from fafed.training import build
-from modules import batch, model
+from modules import Assigned, InPlace, batch, model
 
 
 def net(*middle):
@@ -203,6 +203,79 @@ def test_channel_dropout_drops_whole_channels():
     assert set(found.flatten(2).sum(-1).flatten().tolist()) == {0.0, 18.0}
 
 
+KINDS = {  # what is dropped, and the shapes that it takes
+    F.dropout: [(30, 4), (4, 5, 6)],
+    torch.dropout: [(30, 4)],
+    torch.dropout_: [(30, 4)],
+    F.dropout1d: [(30, 4), (6, 30, 4)],
+    F.dropout2d: [(6, 30, 4), (6, 30, 4, 5)],
+    F.dropout3d: [(30, 2, 3, 4), (6, 30, 2, 3, 4)],
+    torch.feature_dropout: [(6, 30), (6, 30, 4)],
+    torch.feature_dropout_: [(6, 30, 4)],
+    F.alpha_dropout: [(30, 4), (4, 5, 6)],
+    F.feature_alpha_dropout: [(6, 30), (6, 30, 4), (6, 30, 2, 2)],
+}
+
+
+def same_fate(kind, shape):
+    """Which dimensions always share their fate: those along which two of 20 draws never differ."""
+    found = [kind(torch.ones(shape), 0.5, True) for _ in range(20)]
+    kept = torch.stack([one == one.max() for one in found])
+    assert 0.3 < float(kept.double().mean()) < 0.7
+    return [bool((kept == kept.narrow(d, 0, 1)).all()) for d in range(1, kept.ndim)]
+
+
+@pytest.mark.parametrize(("kind", "shape"), [(k, s) for k, shapes in KINDS.items() for s in shapes])
+@pytest.mark.filterwarnings("ignore:dropout2d")  # torch's about three dimensions
+def test_dropout_drops_what_torch_drops(kind, shape):
+    torch.manual_seed(0)
+    expected = same_fate(kind, shape)
+    with KeyedDropout(torch.tensor(3)):
+        assert same_fate(kind, shape) == expected
+
+
+@pytest.mark.parametrize("kind", [F.dropout, F.dropout1d, F.dropout2d, F.dropout3d])
+def test_dropout_in_place_changes_its_input(kind):
+    given = torch.ones(2, 30, 4) if kind is F.dropout1d else torch.ones(2, 30, 4, 4, 4)
+    with KeyedDropout(torch.tensor(3)):
+        found = kind(given, 0.5, inplace=True)
+    with KeyedDropout(torch.tensor(3)):
+        expected = kind(torch.ones_like(given), 0.5)
+    assert found is given
+    assert torch.equal(given, expected)
+    assert not torch.equal(given, torch.ones_like(given))
+
+
+class InPlaceDropout(nn.Module):
+    """Uses what it was given, not what dropout returns."""
+
+    def forward(self, x):
+        x = x * 1.0
+        F.dropout(x, 0.5, self.training, inplace=True)
+        return x
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_dropout_in_place_is_dropout(engine):
+    clients = [tuple(batch(20, seed=s).data) for s in range(3)]
+    common = {"rounds": 2, "local_steps": 2, "batch_size": 4, "engine": engine}
+    found, expected = (
+        fafed.train(net(layer), clients, fafed.STEM(0.1), **common).x
+        for layer in (InPlaceDropout(), nn.Dropout(0.5))
+    )
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("layer", [nn.AlphaDropout(0.5), nn.FeatureAlphaDropout(0.5)])
+def test_alpha_dropout_is_the_same_in_both_gradients_of_a_step(layer):
+    objective, example = model(net(layer), batch()), batch(key=11)
+    evaluate = objective.evaluate
+    found = [evaluate(objective.x0, example, Memory(), engine="loop") for _ in range(2)]
+    assert torch.equal(found[0].gradient, found[1].gradient)
+    other = evaluate(objective.x0, batch(key=12), Memory(), engine="loop")
+    assert not torch.equal(found[0].gradient, other.gradient)
+
+
 def test_dropout_is_the_same_in_loop_and_vmap():
     module = net(nn.Dropout(0.5))
     clients = [tuple(batch(20, seed=s).data) for s in range(3)]
@@ -279,6 +352,40 @@ def test_batch_norm_statistics(engine):
     assert int(found["2.num_batches_tracked"]) == 3
     trained = objective.predict(run.state.shared.x, run.state.buffers)
     assert torch.equal(trained[2].running_mean, found["2.running_mean"])
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_buffers_that_a_module_assigns_are_kept(engine):
+    clients = [tuple(batch(12, seed=s).data) for s in range(3)]
+    source = examples_of(clients, batch_size=4)
+    found = []
+    for module in (InPlace(), Assigned()):
+        objective = Model(module, F.cross_entropy)
+        run = build(fafed.STEM(0.1), objective, source, rounds=2, local_steps=3, engine=engine)
+        list(run)
+        found.append((run.state.shared.x, *run.state.buffers))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+    assert int(found[1][1]) == 7  # the opening step and six others
+    trained = objective.predict(found[1][0], found[1][1:])
+    assert torch.equal(trained.mean, found[1][2])
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (lambda old: old * 0.5, r"'n', a torch.int64 of shape \(\), a torch.float32 of shape"),
+        (lambda old: old.expand(2), r"a torch.int64 of shape \(2,\)"),
+        (lambda old: None, "a NoneType"),
+    ],
+)
+def test_a_buffer_that_becomes_something_else_is_refused(value, words):
+    class Changing(InPlace):
+        def remember(self, x):
+            self.n = value(self.n)
+
+    with pytest.raises(fafed.ConfigError, match=words):
+        model(Changing(), batch())
 
 
 EXTRA_PASSES = {

@@ -30,6 +30,7 @@ RECORDS = [
         seconds=1.0,
         clients=2,
         train_loss=0.75,
+        train={"loss": 0.625},
         test={"accuracy": 0.5},
         diagnostics={"m_norm": 2.0},
     ),
@@ -41,6 +42,13 @@ def send(spec: str) -> None:
     for record in RECORDS:
         tracker.record(record)
     tracker.close()
+
+
+def test_the_clients_loss_and_the_servers_have_two_names() -> None:
+    row = RECORDS[1].flat()
+    assert (row["train_loss"], row["server_train_loss"]) == (0.75, 0.625)
+    assert row["test_accuracy"] == 0.5
+    assert set(row) - set(RECORDS[0].flat()) == {"server_train_loss", "test_accuracy"}
 
 
 def test_an_unknown_tracker_is_refused_with_a_hint() -> None:
@@ -75,6 +83,7 @@ def test_tensorboard_reads_back(tmp_path: Path) -> None:
 
     assert scalars("m_norm") == [(1, 3.0), (2, 2.0)]
     assert scalars("train_loss") == [(2, 0.75)]
+    assert scalars("server_train_loss") == [(2, 0.625)]
     assert scalars("test_accuracy") == [(2, 0.5)]
     content = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
     sent = hparams.HParamsPluginData.FromString(content).session_start_info.hparams

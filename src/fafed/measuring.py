@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from fafed.algorithm import Batch
 from fafed.engines.crew import Crew
+from fafed.metrics import accuracy
 from fafed.objective import Metric, Model
 from fafed.run import Measure
 
@@ -24,12 +26,18 @@ def measuring(
     workers: int | None = None,
     threads: int = 1,
 ) -> Measure | None:
-    """Means over the examples of each part; None if there is nothing to measure on.
+    """Means over the examples of each part; None if there is nothing to measure on. Labels that the
+    loss or a metric ignores take no part (`fafed.labels`); `fafed.metrics.accuracy` as it stands
+    ignores what the loss does.
 
     Batches are shared among workers, and a text, whose batches follow from one another, goes to
     one of them as a whole. No digit depends on who computes what.
     """
     crew = Crew(workers, threads)
+    ignored = objective.averaged.ignored
+    if ignored is not None:
+        bound = partial(accuracy, ignore_index=ignored)
+        metrics = {name: bound if own is accuracy else own for name, own in metrics.items()}
 
     def measure(x: Tensor, buffers: tuple[Tensor, ...]) -> dict[str, dict[str, float]]:
         jobs = [
@@ -37,16 +45,15 @@ def measuring(
             for part, batches in parts.items()
             for job in ([batches()] if objective.recurrent else ([batch] for batch in batches()))
         ]
-        counts = dict.fromkeys(parts, 0)
-        sums = {part: dict.fromkeys(["loss", *metrics], 0.0) for part in parts}
+        sums = {part: dict.fromkeys(["loss", *metrics], (0.0, 0.0)) for part in parts}
         results = crew.in_order(job for _, job in jobs)
-        for (part, _), (count, totals) in zip(jobs, results, strict=True):
-            counts[part] += count
-            for name, total in totals.items():
-                sums[part][name] += total
+        for (part, _), found in zip(jobs, results, strict=True):
+            for name, (total, count) in found.items():
+                before, counted = sums[part][name]
+                sums[part][name] = before + total, counted + count
         return {
-            part: {name: total / counts[part] for name, total in totals.items()}
-            for part, totals in sums.items()
+            part: {name: total / n if n else math.nan for name, (total, n) in found.items()}
+            for part, found in sums.items()
         }
 
     return measure if parts else None

@@ -25,6 +25,7 @@ from fafed import agreement, randomness, tree
 from fafed.algorithm import Batch
 from fafed.data.batches import Picked
 from fafed.errors import ConfigError
+from fafed.labels import Averaged, averaged
 from fafed.native import build
 from fafed.native.network import Network, recognised
 from fafed.stacking import wrapped
@@ -69,6 +70,11 @@ class Objective(Protocol):
         """Gradient and loss at x, in the way of an engine: by torch's graphs for `loop`, by
         torch.func, which vmap can see through, for `vmap`, in C for `native`."""
 
+    def counts(self, data: Any, leading: int = 0) -> Tensor | None:
+        """Whether a batch has a loss at all, which it has not if its labels are all ignored: then
+        the gradient is zero, but for weight decay. With leading dimensions, of each of several
+        batches. None: all have one."""
+
 
 class _Differentiable(ABC):
     """Gradients of `_loss` by either of torch's two ways, with weight decay and clipping."""
@@ -84,16 +90,23 @@ class _Differentiable(ABC):
     @abstractmethod
     def _loss(self, x: Tensor, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]: ...
 
+    def counts(self, data: Any, leading: int = 0) -> Tensor | None:
+        return None
+
     def evaluate(self, x: Tensor, batch: Batch, memory: Memory, *, engine: str) -> Evaluation:
         if engine != "loop":
             of_x = torch.func.grad_and_value(self._loss, has_aux=True)
             g, (loss, memory) = of_x(x, batch, memory)
+            if (counts := self.counts(batch.data)) is not None:
+                g = torch.where(counts, g, 0.0)
         else:
             x = x.detach().requires_grad_()
             with torch.enable_grad():
                 loss, memory = self._loss(x, batch, memory)
                 (g,) = torch.autograd.grad(loss, x)
             loss, memory = loss.detach(), tree.map(Tensor.detach, memory)
+            if (counts := self.counts(batch.data)) is not None and not counts:
+                g = torch.zeros_like(g)
         return Evaluation(self._changed(g, x), loss, memory)
 
     def _changed(self, g: Tensor, x: Tensor) -> Tensor:
@@ -153,6 +166,7 @@ class Model(_Differentiable):
         _refuse_what_a_copy_loses(module)
         self.module = _moved(_copied(module), device).train()
         self.loss = loss
+        self.averaged = averaged(loss)
         trainable = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         if not trainable:
             raise ConfigError(
@@ -194,6 +208,10 @@ class Model(_Differentiable):
         g, loss = self.network.gradient(x, *batch.data)
         return Evaluation(self._changed(g, x), loss, memory)
 
+    def counts(self, data: Any, leading: int = 0) -> Tensor | None:
+        weight = self.averaged.weight(data[-1], leading)
+        return None if weight is None else weight > 0
+
     def walker(self, data: Any) -> Network | None:
         """The network, if whole local steps on such batches can be made in C: (q, b, ...)."""
         if self.network is None or not self.walks or self.clip is not None or self.weight_decay:
@@ -218,11 +236,12 @@ class Model(_Differentiable):
         with torch.no_grad(), _forked(self.device):
             before = _rng_state(self.device)
             try:
-                outputs, _ = self._outputs(self.x0, batch, self.start())
+                outputs, memory = self._outputs(self.x0, batch, self.start())
             except Exception as cause:
                 raise ConfigError(
                     f"{type(self.module).__name__} cannot take a batch of shape {shapes}: {cause}"
                 ) from cause
+            self._check_buffers(memory.buffers)
             self.stochastic = not torch.equal(before, _rng_state(self.device))
             if self.stochastic:
                 before = _rng_state(self.device)
@@ -277,6 +296,16 @@ class Model(_Differentiable):
             )
         return why is None
 
+    def _check_buffers(self, after: tuple[Any, ...]) -> None:
+        """They are averaged over the clients, so a forward pass must leave them what they are."""
+        for name, old, new in zip(self.buffer_names, self.start().buffers, after, strict=True):
+            if not isinstance(new, Tensor) or (new.shape, new.dtype) != (old.shape, old.dtype):
+                raise ConfigError(
+                    f"{type(self.module).__name__} makes its buffer {name!r}, a {old.dtype} of "
+                    f"shape {_shape(old)}, {_described(new)}: a forward pass may change numbers, "
+                    "but neither shape nor type"
+                )
+
     def _likes_channels_last(self, batch: Batch) -> bool:
         if self.device.type != "cpu" or self.recurrent or batch.data[0].ndim != 4:
             return False
@@ -307,23 +336,31 @@ class Model(_Differentiable):
         buffers: tuple[Tensor, ...],
         batches: Iterable[Batch],
         metrics: Mapping[str, Metric],
-    ) -> tuple[int, dict[str, float]]:
-        """The number of examples, and sums over them of the loss and the metrics in eval mode."""
-        count, totals = 0, dict.fromkeys(["loss", *metrics], 0.0)
+    ) -> dict[str, tuple[float, float]]:
+        """The sum of the loss and of each metric in eval mode, and what it is divided by: the
+        number of examples, or of labels that take part in that mean (`fafed.labels`)."""
+        means = {"loss": self.averaged} | {name: averaged(own) for name, own in metrics.items()}
+        totals = dict.fromkeys(means, (0.0, 0.0))
         memory = Memory(buffers)
         module = self._own_module().eval()
         try:
             with torch.no_grad():
                 for batch in batches:
                     loss, found, memory = self._measured(x, self.here(batch), memory, metrics)
-                    targets = batch.data[-1]
-                    n = targets.numel() if self.recurrent else len(targets)
-                    count += n
                     for name, mean in {"loss": loss, **found}.items():
-                        totals[name] += float(mean) * n
+                        if weight := self._weight(means[name], batch.data[-1]):
+                            total, count = totals[name]
+                            totals[name] = total + float(mean) * weight, count + weight
         finally:
             module.train()
-        return count, totals
+        return totals
+
+    def _weight(self, mean: Averaged, targets: Tensor) -> float:
+        """Of a batch in a mean over several."""
+        weight = mean.weight(targets)
+        if weight is None:
+            return targets.numel() if self.recurrent else len(targets)
+        return float(weight)
 
     def _measured(
         self, x: Tensor, batch: Batch, memory: Memory, metrics: Mapping[str, Metric]
@@ -373,7 +410,8 @@ class Model(_Differentiable):
         module = self._own_module()
         outputs = functional_call(module, tensors, tuple(inputs), named, tie_weights=False)
         outputs, hidden = outputs if self.recurrent else (outputs, ())
-        return outputs, Memory(tuple(buffers.values()), hidden)
+        # now the tensors are those that the module left: changed in place, or assigned
+        return outputs, Memory(tuple(tensors[name] for name in self.buffer_names), hidden)
 
     def _own_module(self) -> nn.Module:
         """A call with other parameters changes the module while it lasts, so each worker thread
@@ -475,6 +513,11 @@ def _forked(device: torch.device) -> contextlib.AbstractContextManager[None]:
 
 def _rng_state(device: torch.device) -> Tensor:
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _described(value: Any) -> str:
+    kind = f"a {value.dtype} of shape " if isinstance(value, Tensor) else "a "
+    return kind + _shape(value)
 
 
 def _shape(value: Any) -> str:

@@ -83,7 +83,8 @@ def prepare(
         ranks=ranks,
     )
     if isinstance(shards.source, Examples):
-        check_measured(shards.measured, goal.classes, shards.source.pool)
+        ignored = goal.averaged.ignored
+        check_measured(shards.measured, goal.classes, shards.source.pool, ignored)
     return Prepared(run, goal, shards)
 
 

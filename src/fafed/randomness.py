@@ -77,13 +77,20 @@ def keep_mask(key: Tensor, shape: torch.Size, p: float) -> Tensor:
     return (_shifted(_mix_torch(key ^ _mix_torch(place)), 33) >= int(p * 2**31)).reshape(shape)
 
 
-_WHOLE = (F.dropout, torch.dropout)
-_CHANNELS = (F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout)
+_WHOLE = (F.dropout, torch.dropout, torch.dropout_)
+_CHANNELS = (F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout, torch.feature_dropout_)
+_ONE_EXAMPLE = {F.dropout1d: 2, F.dropout3d: 4}  # dimensions of one that comes without its batch
+_IN_PLACE = (torch.dropout_, torch.feature_dropout_)
 
 
 class KeyedDropout(TorchFunctionMode):
     """Inside this context, every dropout draws its mask from `key` and its place in the forward
-    pass. Unlike torch's own generator, this works under vmap, with a key per client."""
+    pass. Unlike torch's own generator, this works under vmap, with a key per client.
+
+    What is dropped is what torch drops: single numbers, or whole channels. `dropout1d` takes
+    (channels, length) and `dropout3d` (channels, depth, height, width) for one example; `dropout2d`
+    does not, it takes (examples, channels, length). Alpha dropout is left to torch's generator.
+    """
 
     def __init__(self, key: Tensor) -> None:
         super().__init__()
@@ -94,16 +101,17 @@ class KeyedDropout(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func in _WHOLE or func in _CHANNELS:
-            return self._dropout(func in _CHANNELS, *args, **(kwargs or {}))
+            return self._dropout(func, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
     def _dropout(
         self,
-        channels: bool,
+        func: Any,
         input: Tensor,
         p: float = 0.5,
+        train: bool = True,  # of torch.dropout, which has no `training`
+        *,
         training: bool = True,
-        train: bool = True,
         inplace: bool = False,
     ) -> Tensor:
         if not (training and train) or p == 0.0:
@@ -111,8 +119,11 @@ class KeyedDropout(TorchFunctionMode):
         self.calls += 1
         key = _mix_torch(self.key + self.calls)
         shape = input.shape
-        if channels:
-            shape = torch.Size([*input.shape[:2], *(1 for _ in input.shape[2:])])
+        if func in _CHANNELS:
+            channels = 1 if input.ndim == _ONE_EXAMPLE.get(func) else 2
+            shape = torch.Size([*shape[:channels], *(1 for _ in shape[channels:])])
         kept = keep_mask(key.to(input.device), shape, p)
         scale = 1 / (1 - p) if p < 1 else 0.0
+        if inplace or func in _IN_PLACE:
+            return input.mul_(kept).mul_(scale)
         return input * kept * scale

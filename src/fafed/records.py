@@ -23,7 +23,8 @@ class Record:
     bytes_down: int
     seconds: float  # spent in rounds, evaluation not counted
     clients: int  # how many answered in this round
-    train_loss: float | None  # of the clients' models, mean over local steps; None if nobody came
+    train_loss: float | None  # of the clients' models, mean over local steps; None if nobody came,
+    # or if all labels were ignored
     train: Mapping[str, float] = field(default_factory=dict)  # the server's model on training data
     test: Mapping[str, float] = field(default_factory=dict)  # loss and metrics; {} if not measured
     validation: Mapping[str, float] = field(default_factory=dict)  # the same on held-out data
@@ -33,12 +34,14 @@ class Record:
         return asdict(self)
 
     def flat(self) -> dict[str, Any]:
-        """One level: test_accuracy for test["accuracy"], and the diagnostics by their names."""
+        """One level: test_accuracy for test["accuracy"], server_train_loss for train["loss"] (the
+        clients' is train_loss), and the diagnostics by their names."""
         row: dict[str, Any] = self.to_dict()
-        nested = {part: row.pop(part) for part in ("train", "test", "validation")}
+        parts = {"train": "server_train", "test": "test", "validation": "validation"}
+        nested = {prefix: row.pop(part) for part, prefix in parts.items()}
         row |= row.pop("diagnostics")
-        for part, values in nested.items():
-            row |= {f"{part}_{name}": value for name, value in values.items()}
+        for prefix, values in nested.items():
+            row |= {f"{prefix}_{name}": value for name, value in values.items()}
         return row
 
 

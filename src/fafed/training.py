@@ -73,6 +73,9 @@ def train(
     """Train `model` over `clients` with `algorithm`, and return the trained copy.
 
     clients: for each client a Dataset or a tuple of tensors (inputs, targets).
+    loss, metrics: functions of (outputs, targets), means over the batch. Labels that are the loss's
+        `ignore_index` take no part in any mean, and a batch of nothing else has a gradient of zero
+        and no loss. What can be known of a loss's labels: `help(fafed.labels)`.
     batch_size: examples per local step, or "full" for the client's whole data, in order.
     output: "last", "random_round" (what theorems speak of), or "best_val" (lowest validation loss).
     engine: "loop", "vmap", "native" (in C), or "auto"; the results agree up to rounding.
@@ -117,7 +120,7 @@ def train(
         workers=workers,
         threads=threads,
     )
-    check_measured(held_out, objective.classes, source.pool)
+    check_measured(held_out, objective.classes, source.pool, objective.averaged.ignored)
     history, chosen, lowest = History(), run.state, math.inf
     try:
         for record in run:
@@ -171,7 +174,8 @@ def build(
     if isinstance(objective, objectives.Model):
         (batch,) = ClientBatches(source.gather, source.draw(("round",), 0, 0, 1))
         objective.probe(batch)
-        check_labels(source, range(len(source.examples)), objective.classes)
+        everyone, ignored = range(len(source.examples)), objective.averaged.ignored
+        check_labels(source, everyone, objective.classes, ignored)
     algorithm = algorithm.fitted(objective.sizes)
     population = len(source.examples)
     cohort = Cohort(population, participation=participation, failure=failure, seed=seed)

@@ -94,11 +94,16 @@ class Outcome:
 
 
 def compact_record(job: Job, place: RunDir) -> Outcome:
-    """The compact record of a run that has ended: its evaluations, or all rounds where the training
-    loss is known in every round only from the clients."""
+    """The compact record of a run that has ended: its evaluations, with the training loss of the
+    server's model; or all rounds, with that of the clients', where the server's was not measured.
+    """
     records = place.records()
     kept = [r for r in records if r.train] or records
-    rows = [r.flat() | {"bytes": r.bytes_up + r.bytes_down} for r in kept]
+    rows = [
+        r.flat()
+        | {"bytes": r.bytes_up + r.bytes_down, "train_loss": r.train.get("loss", r.train_loss)}
+        for r in kept
+    ]
     columns = {name: [_short(row.get(name)) for row in rows] for name in (*COSTS, *MEASURED)}
     columns = {name: c for name, c in columns.items() if any(v is not None for v in c)}
     return Outcome(job, columns, round(_duration(records), 1), place.failure())

@@ -41,6 +41,21 @@ def test_equals_the_pseudo_code(algorithm, rule):
             close(shared.vhat, vhat)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "rule"),
+    [
+        (FedAdam(**COMMON, beta2=0.7, bias_correction=True), "adam"),
+        (FedAMS(**COMMON, beta2=0.7, bias_correction=True), "ams-max"),
+        (FedAMS(**COMMON, beta2=0.7, option="amsgrad", bias_correction=True), "ams-amsgrad"),
+    ],
+)
+def test_bias_correction_equals_the_public_code(algorithm, rule):
+    p = Problem(N)
+    setting = (0.03, rule, 0.8, 0.7, 0.01)
+    expected = server_optimiser(p.x0, p.g, UNIFORM, Q, R, lambda t: 0.05, *setting, bias=True)
+    close(p.xs(algorithm, Q, R), torch.stack([x for x, _, _ in expected]))
+
+
 def test_id19_fedadam_with_denominator_one_is_fedavg():
     p, tau = Problem(N), 0.25
     algorithm = FedAdam(eta=0.05, eta_g=0.7, beta1=0.0, beta2=1.0, tau=tau, v0=(1 - tau) ** 2)

@@ -53,6 +53,13 @@ def test_theory_step_and_momentum():
     assert float(step(torch.tensor(0))) == pytest.approx(1 / (16 * 2.0 * 5))  # the cap
     far = 10**12
     assert float(step(torch.tensor(far))) == pytest.approx(step.kappa / (far + 3) ** (1 / 3))
+    for sigma in (1.0, 0.3):  # not far beyond the cap, which ends near t = 4096
+        own = StemStep(L=0.7, N=1, q=1, b=1, sigma=sigma)
+        kappa = sigma ** (2 / 3) / 0.7
+        for t in (4100, 5000, 20_000):
+            w = max(2 * sigma**2, (16 * 0.7 * kappa) ** 3 - sigma**2 * (t + 1))
+            due = kappa / (w + sigma**2 * (t + 1)) ** (1 / 3)
+            assert float(own(torch.tensor(t))) == pytest.approx(due, rel=1e-12)
     c = 64 * 4 / 12 + 1 / (24 * step.kappa**3 * 2 * 5)
     momentum = StemMomentum(L=2.0, N=4, q=5, b=3)
     assert float(momentum(torch.tensor(1))) == pytest.approx(c / (16 * 2.0 * 5) ** 2)

@@ -67,6 +67,20 @@ def test_anchor_never_shifts_the_stream():
     assert len(set(drawn)) == 8
 
 
+def test_an_anchor_is_drawn_anew_in_every_round():
+    s = source(batch_size=4, anchor_size=3)
+    q, rounds = 5, 200
+    drawn = [s.draw(("anchor",), 2, r * q, q).anchor.rows[0].tolist() for r in range(rounds)]
+    assert all(len(set(rows)) == 3 for rows in drawn)
+    counts = np.bincount(np.concatenate(drawn) - 20)  # the client's rows are 20 to 26
+    assert len(counts) == 7
+    assert counts.min() > 0.7 * rounds * 3 / 7
+    assert (
+        drawn[0]
+        == source(batch_size=4, anchor_size=3).draw(("anchor",), 2, 0, q).anchor.rows[0].tolist()
+    )
+
+
 def test_keys_of_steps_anchors_and_clients_differ():
     s = source((10, 10), batch_size=4)
     keys = [

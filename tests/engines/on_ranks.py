@@ -20,6 +20,7 @@ from fafed.engines import distributed
 from fafed.engines.ranks import Lost, RankFailed, joined
 from fafed.objective import Model
 from fafed.training import build
+from modules import Assigned, batch
 from test_checkpoint import Carrying
 
 STEPS, ROUNDS, SAVED = 2, 3, 1
@@ -48,6 +49,7 @@ def cases(ranks):
         yield name, a, p, {"participation": 0.4 if some else 1.0}
     yield "silent rounds", FedPD(0.05, every=2, oracle="II"), Problem(ranks - 1), {}
     yield "buffers and hidden states", STEM(0.05), Recurrent(), {"participation": 0.5}
+    yield "assigned buffers and ignored labels", STEM(0.05), Ignoring(), {}
 
 
 class Recurrent:
@@ -58,6 +60,19 @@ class Recurrent:
         clients = [(torch.randn(12, 6), torch.randint(0, 3, (12,))) for _ in range(4)]
         source = examples_of(clients, batch_size=4, anchor_size=4)
         objective = Model(Carrying(), F.cross_entropy)
+        settings = {"rounds": rounds, "local_steps": q, "engine": "loop", **options}
+        return build(algorithm, objective, source, **settings)
+
+
+class Ignoring:
+    """A model that assigns its buffers, and clients some of whose batches have no labels."""
+
+    def run(self, algorithm, q, rounds, **options):
+        clients = [tuple(batch(12, seed=s).data) for s in range(4)]
+        for _, labels in clients:
+            labels[2:] = -100
+        source = examples_of(clients, batch_size=1, anchor_size=4)
+        objective = Model(Assigned(), F.cross_entropy)
         settings = {"rounds": rounds, "local_steps": q, "engine": "loop", **options}
         return build(algorithm, objective, source, **settings)
 

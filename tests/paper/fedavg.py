@@ -45,8 +45,9 @@ def scaffold(x, g, p, q, rounds, eta, eta_g=1.0, cohorts=None, option_one=None, 
     return found
 
 
-def server_optimiser(x, g, p, q, rounds, eta, eta_g, rule, beta1, beta2, tau, v0=None):
-    """rule: adam, yogi, adagrad, ams-max, ams-amsgrad."""
+def server_optimiser(x, g, p, q, rounds, eta, eta_g, rule, beta1, beta2, tau, v0=None, bias=False):
+    """rule: adam, yogi, adagrad, ams-max, ams-amsgrad. bias: divide m and v, of ams-... vhat, by
+    1 - beta^r where they are used, as the public code does; what is kept is not divided."""
     ams = rule.startswith("ams")
     m = torch.zeros_like(x)
     v = torch.full_like(x, 0.0 if ams else (tau**2 if v0 is None else v0))
@@ -62,13 +63,14 @@ def server_optimiser(x, g, p, q, rounds, eta, eta_g, rule, beta1, beta2, tau, v0
             v = v - (1 - beta2) * D**2 * torch.sign(v - D**2)
         else:
             v = beta2 * v + (1 - beta2) * D**2
+        by1, by2 = (1 - beta1 ** (r + 1), 1 - beta2 ** (r + 1)) if bias else (1.0, 1.0)
         if rule == "ams-max":
             vhat = torch.maximum(torch.maximum(vhat, v), torch.full_like(v, tau**2))
-            x = x + eta_g * m / vhat.sqrt()
+            x = x + eta_g * (m / by1) / (vhat / by2).sqrt()
         elif rule == "ams-amsgrad":
             vhat = torch.maximum(vhat, v)
-            x = x + eta_g * m / (vhat.sqrt() + tau)
+            x = x + eta_g * (m / by1) / ((vhat / by2).sqrt() + tau)
         else:
-            x = x + eta_g * m / (v.sqrt() + tau)
+            x = x + eta_g * (m / by1) / ((v / by2).sqrt() + tau)
         found.append((x, v, vhat))
     return found

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from silo_tools import NAMES, federation, final, run
 from small import experiment, write_data
 
-from fafed import ALGORITHMS
+from fafed import ALGORITHMS, checkpoint
 from fafed.cohort import Cohort
 from fafed.experiment import Experiment
 from fafed.rundir import RunDir, execute
@@ -144,3 +146,33 @@ def test_a_silo_refuses_a_round_that_does_not_say_whether_it_opens_the_run(openi
     with pytest.raises(TooFew):
         run(found, tmp_path, wire)
     assert "opening is" in (tmp_path / "a" / "log.txt").read_text()
+
+
+def test_a_silo_whose_batch_has_only_ignored_labels_has_no_loss(tmp_path):
+    found = small(tmp_path, "fedavg", batch_size=1, local_steps=1, rounds=6)
+    for i in range(3):
+        path = tmp_path / "data" / f"client-{i}.npz"
+        content = dict(np.load(path))
+        content["targets"][:20] = -100
+        np.savez(path, **content)
+    here = simulated(found, tmp_path)
+    there = run(found, tmp_path, federation(tmp_path, **allowed(tmp_path)))
+    losses = [record.train_loss for record in here.records()]
+    assert None in losses
+    assert any(loss is not None for loss in losses)
+    assert losses == [record.train_loss for record in there.records()]
+    assert torch.equal(final(here), final(there))
+
+
+def test_buffers_that_a_model_assigns_travel(tmp_path):
+    found = small(tmp_path, "stem", model={"name": "modules:Assigned"})
+    here = simulated(found, tmp_path)
+    allow = {"allow": ["modules:Assigned", str(tmp_path / "data")]}
+    there = run(found, tmp_path, federation(tmp_path, **allow))
+    ours, theirs = (checkpoint.found(place.checkpoints)[0] for place in (here, there))
+    with safe_open(ours, "pt") as a, safe_open(theirs, "pt") as b:
+        names = [name for name in a.keys() if name.startswith("server.1.")]  # noqa: SIM118
+        assert len(names) == 2
+        for name in ("server.0.x", *names):
+            assert torch.equal(a.get_tensor(name), b.get_tensor(name))
+        assert 1 + 3 * 3 in [int(a.get_tensor(name).sum()) for name in names]

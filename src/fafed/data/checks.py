@@ -14,23 +14,31 @@ from fafed.errors import DataError
 IGNORED = -100  # a label that takes no part in torch's cross entropy
 
 
-def check_labels(source: Source, clients: Iterable[int], classes: int | None) -> None:
-    """Refuse labels for which a model with so many outputs has none; None: they are no classes."""
-    if classes is None or not isinstance(source, Examples):
+def check_labels(
+    source: Source, clients: Iterable[int], classes: int | None, ignored: int | None
+) -> None:
+    """Refuse labels for which a model with so many outputs has none (None: they are no classes),
+    and clients whose labels are all the one that the loss ignores."""
+    if not isinstance(source, Examples):
         return
     labels = source.pool[-1]
-    wrong = _wrong(labels, classes)
-    for client in clients if wrong.any() else ():
+    none = torch.zeros_like(labels, dtype=torch.bool)
+    wrong = none if classes is None else _wrong(labels, classes)
+    left_out = none if ignored is None else labels == ignored
+    for client in clients if wrong.any() or left_out.any() else ():
         own = torch.from_numpy(source.parts[client]).to(labels.device)
         found = labels[own][wrong[own]]
-        if len(found):
+        if classes is not None and len(found):
             raise _label(f"client {client}", int(found[0]), classes)
+        if left_out[own].all():
+            raise _no_labels(f"client {client}", ignored)
 
 
 def check_measured(
     parts: Mapping[str, Callable[[], Iterable[Batch]]],
     classes: int | None,
     clients: tuple[Tensor, ...],
+    ignored: int | None,
 ) -> None:
     """Refuse data to measure on that are not like the clients', or have such labels."""
     for name, batches in parts.items():
@@ -41,6 +49,8 @@ def check_measured(
         for *_, labels in found:
             if classes is not None and (wrong := _wrong(labels, classes)).any():
                 raise _label(name, int(labels[wrong][0]), classes)
+        if ignored is not None and all((labels == ignored).all() for *_, labels in found):
+            raise _no_labels(name, ignored)
 
 
 def _check_agrees(data: tuple[Tensor, ...], clients: tuple[Tensor, ...], name: str) -> None:
@@ -58,6 +68,12 @@ def _check_agrees(data: tuple[Tensor, ...], clients: tuple[Tensor, ...], name: s
 
 def _wrong(labels: Tensor, classes: int) -> Tensor:
     return ((labels < 0) & (labels != IGNORED)) | (labels >= classes)
+
+
+def _no_labels(who: str, ignored: int | None) -> DataError:
+    return DataError(
+        f"{who} has no label but {ignored}, which the loss ignores: leave it out, or give it labels"
+    )
 
 
 def _label(who: str, label: int, classes: int) -> DataError:

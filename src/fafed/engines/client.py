@@ -30,7 +30,8 @@ class Visit(NamedTuple):
     state: ClientState
     message: Any
     buffers: tuple[Tensor, ...]
-    loss: Tensor  # mean over the points visited
+    loss: Tensor  # mean over the points visited; 0 if no batch had one
+    has_loss: Tensor  # bool: False if the labels of all batches were ignored
     evaluations: int
     samples: int
 
@@ -54,8 +55,8 @@ class Oracle:
         self.engine = engine
         self.before = self.after = memory
         self.data: Any = None
-        self.losses: list[Tensor] = []
-        self.other_losses: list[Tensor] = []  # of anchors and full passes
+        self.losses: list[tuple[Tensor, Tensor | None]] = []  # and whether there was one
+        self.other_losses: list[tuple[Tensor, Tensor | None]] = []  # of anchors and full passes
         self.evaluations = 0
         self.samples = 0
 
@@ -71,15 +72,25 @@ class Oracle:
                 moved.buffers if batch.moves_buffers else kept.buffers,
                 moved.hidden if batch.step else kept.hidden,
             )
-            (self.losses if batch.step else self.other_losses).append(found.loss)
+            losses = self.losses if batch.step else self.other_losses
+            losses.append((found.loss, self.objective.counts(batch.data)))
         self.evaluations += 1
         self.samples += len(tree.leaves(batch.data)[0])
         return found.gradient
 
-    @property
-    def loss(self) -> Tensor:
-        losses = self.losses or self.other_losses
-        return torch.cat([loss.reshape(-1) for loss in losses]).mean()
+    def loss(self) -> tuple[Tensor, Tensor]:
+        """The mean over the batches that have one, and whether any has."""
+        found = self.losses or self.other_losses
+        losses = torch.cat([loss.reshape(-1) for loss, _ in found])
+        counts = torch.cat(
+            [
+                (torch.ones_like(loss, dtype=torch.bool) if own is None else own).reshape(-1)
+                for loss, own in found
+            ]
+        )
+        number = counts.sum()
+        among_those = len(counts) / number.clamp(min=1).to(losses.dtype)
+        return torch.where(counts, losses, 0.0).mean() * among_those, number > 0
 
     # Whole walks (`fafed.walks`), where the engine computes gradients in C; None elsewhere.
 
@@ -118,7 +129,7 @@ class Oracle:
         return None if network is None else (network, data)
 
     def _count(self, losses: Tensor, data: Any, gradients: int) -> None:
-        self.losses.append(losses)
+        self.losses.append((losses, self.objective.counts(data, leading=1)))
         self.evaluations += gradients * len(losses)
         self.samples += gradients * data[-1].numel()
 
@@ -144,7 +155,7 @@ def visit(
         ClientState(local, oracle.after.hidden),
         message,
         oracle.after.buffers,
-        oracle.loss,
+        *oracle.loss(),
         oracle.evaluations,
         oracle.samples,
     )

@@ -60,7 +60,8 @@ class Reply(NamedTuple):
     mean: Any
     buffers: tuple[Tensor, ...]  # mean of the clients' buffers
     trip: Trip
-    loss: float | None  # mean over the clients of their mean loss at the points they visited
+    loss: float | None  # mean over the clients of their mean loss at the points they visited; None
+    # if nobody has one: no local steps, or only ignored labels
     gradients: float  # evaluations by all clients, in units of one step's batch
     samples: int
     bytes_up: int
@@ -77,6 +78,8 @@ class Counts:
     loss: float = 0.0  # weighted sum
     evaluations: int = 0
     samples: int = 0
+    without_loss: int = 0  # clients all of whose labels were ignored
+    without_weight: float = 0.0  # theirs
 
     def reply(
         self,
@@ -93,11 +96,12 @@ class Counts:
         message, buffers = mean
         n, weight = len(clients), sum(weights[client] for client in clients)
         steps = steps if "round" in exchange.draw else 0
+        heard = steps and n > self.without_loss
         return Reply(
             mean=message,
             buffers=buffers,
             trip=Trip(n, len(weights), steps, weight / sum(weights)),
-            loss=self.loss / weight if steps else None,
+            loss=self.loss / (weight - self.without_weight) if heard else None,
             gradients=self.evaluations if units is None else self.samples / units,
             samples=self.samples,
             bytes_up=n * self.up,

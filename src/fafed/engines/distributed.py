@@ -84,7 +84,7 @@ class Distributed:
         """The sums of this rank's clients become those of all ranks' clients."""
         totals = tree.leaves(sums.mean.total)
         sizes = [total.numel() for total in totals]
-        facts = [sums.loss, sums.evaluations, sums.samples]
+        facts = [sums.loss, sums.evaluations, sums.samples, sums.without_loss, sums.without_weight]
         failed = [0] * self.ranks.size  # rank -> 1 + the client that failed; behind all if none
         if failure is not None:
             at = failure.client if isinstance(failure, NotFinite) else self.population
@@ -93,13 +93,14 @@ class Distributed:
         tail = torch.tensor([*facts, *failed], dtype=torch.float64, device=device)
         buffer = self.ranks.add(torch.cat([*(total.reshape(-1) for total in totals), tail]))
         *parts, tail = torch.split(buffer, [*sizes, len(tail)])
-        loss, evaluations, samples, *failed = tail.tolist()
+        loss, evaluations, samples, without_loss, without_weight, *failed = tail.tolist()
         if any(failed):
             self._give_up([int(at) for at in failed], failure)
         likes = zip(parts, totals, strict=True)
         sums.mean.total = tree.rebuilt(sums.mean.total, [p.view(t.shape) for p, t in likes])
         sums.mean.weight = sum(self.simulation.weights[client] for client in clients)
         sums.loss, sums.evaluations, sums.samples = loss, int(evaluations), int(samples)
+        sums.without_loss, sums.without_weight = int(without_loss), without_weight
 
     def _give_up(self, failed: Sequence[int], failure: Exception | None) -> NoReturn:
         """Raise on all ranks the error that a simulation would have met first."""

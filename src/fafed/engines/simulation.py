@@ -61,6 +61,7 @@ class Found(NamedTuple):
     loss: float  # weighted sum
     evaluations: int
     samples: int
+    without_loss: Sequence[int] = ()  # clients all of whose labels were ignored
 
 
 @dataclass
@@ -164,6 +165,9 @@ class Simulation:
             sums.loss += found.loss
             sums.evaluations += found.evaluations
             sums.samples += found.samples
+            for client in found.without_loss:
+                sums.without_loss += 1
+                sums.without_weight += self.weights[client]
             message, own = found.message
             sums.up = self.algorithm.message_bytes(message) + tree.nbytes(own)
             if large:
@@ -234,6 +238,7 @@ class Simulation:
             self.weights[client] * float(found.loss),
             found.evaluations,
             found.samples,
+            [] if found.has_loss else [client],
         )
 
     def _group(
@@ -255,12 +260,12 @@ class Simulation:
                 self.objective, exchange, down, buffers, state, batches, engine=self.engine
             )
             count.append((found.evaluations, found.samples))
-            return found.state, found.message, found.buffers, found.loss
+            return found.state, found.message, found.buffers, found.loss, found.has_loss
 
         states = self._stacked(group, down.x)
         draws = draw_stacked(self.source, exchange.draw, group, step, self.steps)
         own = tree.map(lambda leaf: leaf.expand(len(group), *leaf.shape).clone(), buffers)
-        stacked, message, own, losses = torch.func.vmap(one)(states, draws, own)
+        stacked, message, own, losses, has_loss = torch.func.vmap(one)(states, draws, own)
         weights = losses.new_tensor([self.weights[c] for c in group], dtype=torch.float64)
         mean = tree.Mean()
         mean.add_stacked((message, own), weights)
@@ -275,6 +280,7 @@ class Simulation:
             float(weights.to(losses) @ losses),
             len(group) * evaluations,
             len(group) * samples,
+            [c for c, has in zip(group, has_loss.tolist(), strict=True) if not has],
         )
 
     def _groups(self, clients: Sequence[int]) -> list[list[int]]:

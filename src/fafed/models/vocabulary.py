@@ -21,9 +21,9 @@ WORDS = 512  # in a part: some 1.4 MB of logits for a batch of 700 tokens
 IGNORED = -100  # as a target; torch's default
 
 
-def token_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean over all tokens: logits (b, t, vocabulary), targets (b, t)."""
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+def token_cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = IGNORED) -> Tensor:
+    """Mean over all tokens but the ignored: logits (b, t, vocabulary), targets (b, t)."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=ignore_index)
 
 
 def decoded_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:

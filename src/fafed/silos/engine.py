@@ -28,7 +28,7 @@ class Given(NamedTuple):
 
     message: Any
     buffers: tuple[Tensor, ...]
-    loss: float
+    loss: float | None  # None: all its labels were ignored
     evaluations: int
     samples: int
 
@@ -111,10 +111,14 @@ class Silos:
         answers = [(one.message, one.buffers) for one in given.values()]
         mean = memory.mean(answers, weights, self.post.folder)
         message, means = tree.map(lambda leaf: leaf.to(shared.x.device), mean)
+        losses = [(w, one.loss) for w, one in zip(weights, given.values(), strict=True)]
+        without = [w for w, loss in losses if loss is None]
         counts = Counts(
             down=tree.nbytes((down, buffers)),
             up=self.algorithm.message_bytes(answers[-1][0]) + tree.nbytes(answers[-1][1]),
-            loss=sum(w * one.loss for w, one in zip(weights, given.values(), strict=True)),
+            loss=sum(w * loss for w, loss in losses if loss is not None),
+            without_loss=len(without),
+            without_weight=sum(without),
             evaluations=sum(one.evaluations for one in given.values()),
             samples=sum(one.samples for one in given.values()),
         )
@@ -228,10 +232,11 @@ class Silos:
         if found.kind == "answer":
             try:
                 message, buffers = tree.unflatten(like, found.tensors)
+                none = "loss" in facts and facts["loss"] is None
                 return Given(
                     message,
                     buffers,
-                    float(number(facts, "loss")),
+                    None if none else float(number(facts, "loss")),
                     number(facts, "evaluations", whole=True, low=1, high=2**40),
                     number(facts, "samples", whole=True, low=1, high=2**40),
                 )

@@ -172,7 +172,7 @@ class Worker:
         if keeps:
             store.save(place, done.state, base)
         told = {
-            "loss": float(done.loss),
+            "loss": float(done.loss) if done.has_loss else None,
             "evaluations": done.evaluations,
             "samples": done.samples,
         }
@@ -214,7 +214,7 @@ class Worker:
             draws = source.draw(("round",), plan.client, 0, 1)
             (batch,) = ClientBatches(source.gather, draws)
             goal.probe(batch)
-            check_labels(source, [plan.client], goal.classes)
+            check_labels(source, [plan.client], goal.classes, goal.averaged.ignored)
             self.parts = {run: Part(plan, experiment, source, goal)}
             self.algorithms = {}
         return self.parts[run]
