@@ -124,7 +124,7 @@ def test_a_line_is_written_as_a_whole_or_refused(path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 30, before[1]))
     try:
-        with pytest.raises(FafedError, match="could not be written.*Nothing is sent unrecorded"):
+        with pytest.raises(FafedError, match=r"could not be written.*Nothing is sent unrecorded"):
             note(path, 2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
