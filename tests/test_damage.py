@@ -203,7 +203,9 @@ def test_without_a_usable_checkpoint_nothing_is_written_over(tmp_path):
     assert numbers(place) == numbers(again)
     aside = place.path / "before-1"
     assert (aside / "records.jsonl").read_bytes() == before["records.jsonl"]
-    assert len(list((aside / "checkpoints").iterdir())) == 2
+    for name, data in before.items():
+        if name.startswith("checkpoints"):
+            assert (aside / name).read_bytes() == data
     call("resume", place.path, "--again", "--json")  # also one that is finished
     assert (place.path / "before-2" / "records.jsonl").is_file()
     assert [row["state"] for row in json.loads(call("runs", "--runs", tmp_path, "--json"))] == [

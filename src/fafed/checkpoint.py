@@ -69,8 +69,15 @@ class Saver:
         whose lines it counts on: they reach the disk before it."""
         sync = last or not self.safe or time.monotonic() - self.synced >= self.lag
         if sync:
-            os.fsync(records)
-        self.newest = save(run, self.folder, self.digest, sync=sync, keep=self.safe)
+            try:
+                os.fsync(records)
+            except OSError as cause:
+                raise CheckpointError(
+                    f"the records beside {self.folder} could not be written to the disk: {cause}. "
+                    "Free some space and resume; the checkpoints are untouched"
+                ) from cause
+        keep = None if sync else self.safe
+        self.newest = save(run, self.folder, self.digest, sync=sync, keep=keep)
         if sync:
             self.safe, self.synced = self.newest, time.monotonic()
 

@@ -7,6 +7,7 @@ the content. So content is synced first, then renamed, and then the folder is sy
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import zlib
@@ -82,6 +83,9 @@ def sync_path(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as cause:
+        if cause.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+            raise  # some network file systems cannot sync a folder
     finally:
         os.close(descriptor)
 

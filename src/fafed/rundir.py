@@ -346,6 +346,7 @@ class _Start(NamedTuple):
     path: Path | None  # the checkpoint
     digests: tuple[str, ...]
     lines: records.Lines
+    newer: list[Path]  # checkpoints that cannot be used
 
 
 def _start(place: RunDir, experiment: Experiment) -> _Start:
@@ -368,9 +369,7 @@ def _start(place: RunDir, experiment: Experiment) -> _Start:
             causes.append(str(error))
         else:
             if round <= len(lines.records):
-                for newer in there[: there.index(path)]:
-                    newer.rename(newer.with_suffix(".aside"))
-                return _Start(path, digests, lines)
+                return _Start(path, digests, lines, there[: there.index(path)])
             causes.append(
                 f"checkpoint {path} needs {round} records, {place._records} has "
                 f"{len(lines.records)} whole ones"
@@ -385,7 +384,7 @@ def _start(place: RunDir, experiment: Experiment) -> _Start:
         )
     if lines.there:  # killed before the first checkpoint
         place.set_aside()
-    return _Start(None, (), records.read(place._records))
+    return _Start(None, (), records.read(place._records), [])
 
 
 def _same(place: RunDir, experiment: Experiment) -> bool:
@@ -398,7 +397,9 @@ def _same(place: RunDir, experiment: Experiment) -> bool:
 
 
 def _cut(place: RunDir, start: _Start, round: int) -> None:
-    """Drop the records after this round: they are made again."""
+    """Drop the records after this round: they are made again. Newer checkpoints step aside."""
+    for newer in start.newer:
+        newer.rename(newer.with_suffix(".aside"))
     if start.lines.there > round or start.lines.torn:
         content = b"".join(line + b"\n" for line in start.lines.raw[:round])
         files.write(place._records, [content])

@@ -12,6 +12,7 @@ the training set.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -31,6 +32,7 @@ from fafed.data import DATASETS
 from fafed.engines.crew import cores
 from fafed.errors import ConfigError, FafedError, without_passwords
 from fafed.experiment import Experiment
+from fafed.files import Damaged
 from fafed.jobs import end, follow
 from fafed.preparation import prepare
 from fafed.records import Record
@@ -241,7 +243,9 @@ def _trial(plan: Plan, trial: optuna.Trial) -> float:
     }
     experiment = Experiment.of(plan.experiment).with_algorithm(plan.algorithm, **settings)
     place = RunDir.of(experiment, Path(plan.folder))
-    records = place.records() if place.exists else []
+    records: list[Record] = []
+    with contextlib.suppress(Damaged):  # to go on mends it, or says why that cannot be
+        records += place.records()
 
     def look(record: Record) -> None:
         records.append(record)

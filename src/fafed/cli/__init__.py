@@ -44,7 +44,8 @@ def _alone(context: typer.Context) -> None:
 
 
 def main(command: typer.Typer = app) -> None:
-    """Run a command line. Exit codes: 0 done, 1 a run diverged, 2 bad input, 130 interrupted."""
+    """Run a command line. Exit codes: 0 done, 1 a run diverged, 2 bad input, 130 Ctrl-C, 143
+    SIGTERM."""
     from fafed.errors import FafedError
 
     sys.path.insert(0, str(Path.cwd()))  # "module:function" may name a file beside the user
