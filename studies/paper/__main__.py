@@ -45,7 +45,7 @@ def run(
     results: Results = RESULTS,
     configuration: Configuration = CONFIGURATION,
 ) -> None:
-    """Run what is missing; stop it when you like, the same command goes on."""
+    """Run what is missing. It can be stopped at any time; the same command continues."""
     import time
 
     from studies.paper import driver
@@ -127,7 +127,7 @@ def document(
         "README.md"
     ),
 ) -> None:
-    """Take over what has been run, and write docs/paper.md, its figures and the README's part."""
+    """Copy new records into the results; write docs/paper.md, its figures, the README's part."""
     from studies.paper import document as page
     from studies.paper import driver
     from studies.paper.decisions import Decisions
