@@ -20,7 +20,12 @@ from fafed.cli.options import Jobs, interruptible
 if TYPE_CHECKING:
     from studies.paper.findings import Findings
 
-app = typer.Typer(help="Run the paper's experiments again.", no_args_is_help=True)
+app = typer.Typer(
+    help="Run the paper's experiments again.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
 Configuration = Annotated[Path, typer.Option(help="Folder with protocol.toml and experiments.")]
 Results = Annotated[Path, typer.Option(help="Folder of the compact records.")]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of the run directories.")]
