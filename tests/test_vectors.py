@@ -33,6 +33,14 @@ def test_alone(d, rate):
     torch.testing.assert_close(collected(m, 0.3, g), 0.3 * m + 0.7 * g**2, **EXACTLY)
 
 
+@pytest.mark.parametrize("rate", [0.3, made(4, 1, 1)])
+def test_blocks_of_vectors(d, rate):
+    """The theory study hands algorithms blocks: the C functions must not take them for vectors."""
+    g, m, old = made(3, 4, 3, d)
+    torch.testing.assert_close(corrected(g, rate, m, old), g + rate * (m - old), **EXACTLY)
+    torch.testing.assert_close(collected(m, 0.3, g), 0.3 * m + 0.7 * g**2, **EXACTLY)
+
+
 @pytest.mark.parametrize("shared", [(), ("m",), ("old", "keep"), ("g",), ("m", "v", "keep")])
 def test_side_by_side(d, shared):
     """Some vectors are the same for all clients."""

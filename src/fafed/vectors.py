@@ -79,7 +79,7 @@ def _add(library: ctypes.CDLL, total: Tensor, weights: Tensor, stacked: Tensor) 
 
 
 def _library(vector: Tensor, dtype: torch.dtype | None = None) -> ctypes.CDLL | None:
-    if vector.device.type != "cpu" or vector.numel() < LARGE:
+    if vector.device.type != "cpu" or vector.dim() != 1 or vector.numel() < LARGE:
         return None
     return _compiled(dtype or vector.dtype)
 

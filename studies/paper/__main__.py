@@ -20,7 +20,12 @@ from fafed.cli.options import Jobs, interruptible
 if TYPE_CHECKING:
     from studies.paper.findings import Findings
 
-app = typer.Typer(help="Run the paper's experiments again.", no_args_is_help=True)
+app = typer.Typer(
+    help="Run the paper's experiments again.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
 Configuration = Annotated[Path, typer.Option(help="Folder with protocol.toml and experiments.")]
 Results = Annotated[Path, typer.Option(help="Folder of the compact records.")]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of the run directories.")]
@@ -45,7 +50,7 @@ def run(
     results: Results = RESULTS,
     configuration: Configuration = CONFIGURATION,
 ) -> None:
-    """Run what is missing; stop it when you like, the same command goes on."""
+    """Run what is missing. It can be stopped at any time; the same command continues."""
     import time
 
     from studies.paper import driver
@@ -127,7 +132,7 @@ def document(
         "README.md"
     ),
 ) -> None:
-    """Take over what has been run, and write docs/paper.md, its figures and the README's part."""
+    """Copy new records into the results; write docs/paper.md, its figures, the README's part."""
     from studies.paper import document as page
     from studies.paper import driver
     from studies.paper.decisions import Decisions

@@ -1,5 +1,8 @@
-"""What is decided from which runs. Every method returns a decision, or raises Missing with the
-jobs that it still needs; nothing here runs anything."""
+"""Decisions, such as the number of rounds or the best setting, from the records of runs.
+
+Every method returns a decision, or raises Missing with the jobs that it still needs. Nothing here
+runs anything.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ Grid = Mapping[str, Sequence[Any]]  # hyper-parameter -> values
 
 @dataclass(frozen=True)
 class RoundBudget:
-    """How many rounds everybody gets, and whether FedAvg came as far as the paper's by then."""
+    """The number of rounds for all methods, and whether FedAvg reached the paper's accuracy."""
 
     count: int
     reached: bool
@@ -30,15 +33,17 @@ class RoundBudget:
 
 @dataclass(frozen=True)
 class Race:
-    """A search by halving: what was tried on each rung, best first, and who won. Of a trial with
-    several seeds, the first."""
+    """A search by successive halving: the trials of each rung, best first, and the winner.
+
+    A trial with several seeds is represented by the run of its first seed.
+    """
 
     rungs: list[list[Outcome]]
     winner: Outcome
 
 
 def cached(decide: Decide) -> Decide:
-    """Decisions lean on each other: none is made twice while the ledger stays the same."""
+    """Keep a decision until the ledger grows, because decisions build on each other."""
 
     @functools.wraps(decide)
     def found(decisions: Decisions, *about: str) -> Any:
@@ -63,8 +68,10 @@ class Decisions:
 
     @cached
     def budget(self, name: str) -> RoundBudget:
-        """The first evaluation at which some step size of the grid has FedAvg where the paper has
-        it. A slower step size need not be run further than the fastest so far."""
+        """The first evaluation at which FedAvg, with any step size, reaches the paper's accuracy.
+
+        Step sizes are run in turn. None is run for longer than the fastest one so far took.
+        """
         p = self.protocol
         target = p.reported(name)[p.budget.algorithm]
         bound, reached = p.budget.rounds, False
@@ -79,7 +86,7 @@ class Decisions:
 
     @cached
     def fair(self, name: str, algorithm: str) -> Race:
-        """The paper's grid, or as much of it as everybody may try."""
+        """The search on the paper's grid, with the same limit of trials for all methods."""
         search = self.protocol.fair
         grid = points(self.grid(name, algorithm))
         return self._race(name, algorithm, subset(grid, search.trials), search)
@@ -117,8 +124,11 @@ class Decisions:
 
     @cached
     def momentum(self, name: str, algorithm: str) -> Race:
-        """The choices of both searches with momentum, and the further one without; that one alone
-        for a method with momentum of its own."""
+        """The search with momentum.
+
+        Candidates are the settings that the two searches chose, with momentum added, and the
+        setting of the further search without it. A method that has momentum of its own keeps that.
+        """
         without, grids = self.tuned(name, algorithm), self.momentum_grids(name, algorithm)
         candidates = [without.winner.job.settings]
         for grid in grids:
@@ -126,7 +136,7 @@ class Decisions:
         return self._race(name, algorithm, candidates, self.protocol.tuned) if grids else without
 
     def momentum_grids(self, name: str, algorithm: str) -> list[Grid]:
-        """One for each kind of momentum and each of the two settings it is given to."""
+        """One grid for each kind of momentum and each of the two settings to which it is added."""
         fair, further = self.fair(name, algorithm).winner, self.tuned(name, algorithm).winner
         kinds = [kind for kind in self.protocol.momentum if algorithm in kind.methods]
         return [
@@ -138,7 +148,7 @@ class Decisions:
         ]
 
     def momentum_grid(self, name: str, algorithm: str) -> Grid:
-        """The one from which the choice is; of a choice without momentum, nothing."""
+        """The grid that holds the chosen setting; empty if the choice has no momentum."""
         chosen = self.momentum(name, algorithm).winner.job.settings
         grids = self.momentum_grids(name, algorithm)
         return next((grid for grid in grids if chosen in points(grid)), {})
@@ -150,7 +160,7 @@ class Decisions:
         job = self.momentum(name, algorithm).winner.job
         return self._measured(name, job, seed, self.protocol.long.times)
 
-    # One thing at a time.
+    # FAFED's setting with one thing changed.
 
     def sensitivity(self, what: str, value: Any) -> Outcome:
         wanted = self.protocol.sensitivity
@@ -164,16 +174,19 @@ class Decisions:
         return self._one(job)
 
     def deviation(self, wanted: Deviation, algorithm: str) -> Outcome:
-        """With the first of the measuring seeds, to be set beside `final`."""
+        """The run with one thing changed, with the first measuring seed: see `final` beside it."""
         settings = self.fair(wanted.experiment, algorithm).winner.job.settings
         settings = {**settings, **wanted.settings}
         rounds, seed = self.rounds(wanted.experiment), self.protocol.seeds[0]
         return self._one(Job(wanted.experiment, algorithm, settings, seed, rounds, wanted.changes))
 
-    # The other data.
+    # Data other than Fashion-MNIST.
 
     def curve(self, name: str, algorithm: str) -> Outcome:
-        """The best of the last rung that does not diverge: its trials are much shorter."""
+        """The run with the best setting of the last rung that does not diverge.
+
+        A setting can diverge here although its trial did not, because trials are much shorter.
+        """
         curves, where = self.protocol.curves, self.protocol.chosen_at(name)
         grid = points(self.grid(where, algorithm))
         race = self._race(where, algorithm, subset(grid, curves.trials), curves)
@@ -191,12 +204,12 @@ class Decisions:
         return self._one(Job(name, algorithm, settings, seed, experiment.rounds))
 
     def control(self, name: str) -> Outcome:
-        """STEM with FAFED's step over rho."""
+        """STEM with the step eta/rho: the control for FAFED's adaptive scale."""
         wanted, rounds = self.protocol.language[name], self.protocol.experiment(name).rounds
         assert wanted.control is not None
         return self._one(Job(name, "stem", wanted.control, wanted.seed, rounds))
 
-    # Parts of these.
+    # Used by the methods above.
 
     def _race(
         self, name: str, algorithm: str, candidates: Sequence[Settings], search: Search
@@ -240,18 +253,21 @@ class Decisions:
 
 
 def multiples(value: float, times: Sequence[float]) -> list[float]:
-    """Three digits of each."""
+    """The value times each factor, to three digits."""
     return [float(f"{value * factor:.3g}") for factor in times]
 
 
 def points(grid: Grid) -> list[Settings]:
-    """Every combination."""
+    """Every combination of the values of a grid."""
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
 def subset(grid: Sequence[Settings], most: int) -> list[Settings]:
-    """All of them or, if there are more, a random choice that is the same every time and covers the
-    step sizes evenly: nobody should lose because luck left out the right ones."""
+    """At most this many points, drawn at random if there are more.
+
+    The draw is the same every time. It covers the step sizes evenly, so that no method loses
+    because its good step sizes were not drawn.
+    """
     if len(grid) <= most:
         return list(grid)
     random = np.random.default_rng(0)
@@ -265,13 +281,13 @@ def subset(grid: Sequence[Settings], most: int) -> list[Settings]:
 
 
 def score(outcome: Outcome, tail: int) -> float:
-    """Validation accuracy at the end; a run that diverged comes last."""
+    """Validation accuracy at the end; minus infinity if the run diverged."""
     value = outcome.end("validation_accuracy", tail)
     return -math.inf if math.isnan(value) else value
 
 
 def first_round_at(outcome: Outcome, name: str, tail: int, target: float) -> int | None:
-    """The first round at which the mean of the last `tail` evaluations is at the target."""
+    """The first round at which the mean of the last `tail` evaluations reaches the target."""
     series = outcome.series(name)
     for i in range(tail, len(series) + 1):
         if sum(value for _, value in series[i - tail : i]) / tail >= target:

@@ -12,7 +12,7 @@ from studies.paper import figures, tables, verdicts
 from studies.paper.findings import Findings
 from studies.paper.sections import accuracy, curves, overview
 
-README_PART = "paper"  # the name of its markers
+README_PART = "paper"  # the name of the markers in README.md
 
 INTRODUCTION = """\
 # The paper's experiments, run again
@@ -130,7 +130,7 @@ def section(findings: Findings, name: str) -> str:
 
 
 def readme_part(findings: Findings, drawn: Collection[str]) -> str:
-    """Table 2 and its figure."""
+    """The README's part: Table 2, FAFED's place in it, and its figure."""
     fair = findings.columns(findings.finals)
     seeds = ", ".join(str(seed) for seed in findings.protocol.seeds)
     rounds = [findings.rounds(name) for name in findings.levels]
@@ -167,7 +167,7 @@ data, deviations.
 
 
 def write(findings: Findings, docs: Path, readme: Path) -> list[Path]:
-    """The page, its figures and the README's part."""
+    """Write the page, its figures and the README's part; return the paths."""
     drawn = figures.write(findings, docs / "paper")
     page = docs / "paper.md"
     page.write_text(render(findings, drawn), "utf-8")
@@ -181,7 +181,7 @@ def _deviations(f: Findings) -> str:
 
 
 def _pictured(text: str, drawn: Collection[str]) -> str:
-    """{name} becomes the picture, or says that it is not there yet."""
+    """Replace {name} by the picture of that name, or by "not run yet"."""
 
     def picture(match: re.Match[str]) -> str:
         name = match[1]

@@ -38,7 +38,7 @@ def stages(decisions: Decisions) -> dict[str, Calls]:
     found: dict[str, Calls] = {
         "budget": [partial(decisions.budget, n) for n in [*levels, *p.readings]]
     }
-    for name in [*levels, *p.readings]:  # a column at a time, because that is worth showing
+    for name in [*levels, *p.readings]:  # each is a whole column of Table 2
         found[name] = [partial(decisions.final, name, m, seed) for seed in p.seeds for m in methods]
     also = [(n, m, seed) for n in levels for m in p.tuned.also for seed in p.seeds]
     found |= {
@@ -63,14 +63,14 @@ def stages(decisions: Decisions) -> dict[str, Calls]:
 
 
 def all_records(root: Path, results: Path) -> Ledger:
-    """What is committed, and what has been run since."""
+    """The committed records, and those of the runs made since then."""
     ledger = Ledger.read(results)
     ledger.outcomes |= Ledger.read(root / RECORDS).outcomes
     return ledger
 
 
 def needed_records(decisions: Decisions) -> Ledger:
-    """What the decisions refer to, without runs of an earlier protocol."""
+    """The records that the decisions refer to, without runs of an earlier protocol."""
     for calls in stages(decisions).values():
         missing(calls)
     found = decisions.ledger
@@ -96,7 +96,7 @@ def run(
     workers: int | None = None,
     say: Say = print,
 ) -> None:
-    """Everything that is missing; what an earlier stage decides, a later one builds on."""
+    """Run everything that is missing, stage by stage: later stages use earlier decisions."""
     ledger = all_records(root, results)
     decisions = Decisions(protocol, ledger)
     for name, calls in chosen_stages(decisions, only).items():
@@ -115,13 +115,16 @@ def run(
 
 
 def _absent(protocol: Protocol, jobs: Sequence[Job]) -> str | None:
-    """A dataset that these runs need and that has to be fetched first."""
+    """The name of a dataset that these runs need and that is not on this machine."""
     wanted = {protocol.experiment(job.experiment).data.name for job in jobs}
     return next((item.name for item in status() if item.name in wanted and not item.present), None)
 
 
 class Batch:
-    """Runs that are made together. Two jobs may be one run: changing something to what it was."""
+    """Runs that are made together.
+
+    Two jobs can be the same run: a job may "change" a setting to the value that it already had.
+    """
 
     def __init__(
         self, protocol: Protocol, ledger: Ledger, jobs: Sequence[Job], root: Path, say: Say
@@ -138,14 +141,17 @@ class Batch:
             self.open.setdefault(path, []).append(job)
 
     def look(self, under_way: Sequence[RunDir]) -> None:
-        """Now and then, so that a stop loses nothing."""
+        """Collect finished runs every few seconds, so that a stop loses none of them."""
         if time.monotonic() - self.looked > PAUSE:
             self.collect(under_way)
             self.looked = time.monotonic()
 
     def collect(self, under_way: Sequence[RunDir] = ()) -> None:
-        """Put what has ended into the ledger; its checkpoints are of no use any more. A run whose
-        records are complete may still be under way: its last checkpoint follows them."""
+        """Put finished runs into the ledger and delete their checkpoints.
+
+        A run under way is left alone even if its records are complete: it writes its last
+        checkpoint after them.
+        """
         busy = {place.path for place in under_way}
         ended = [RunDir(path) for path in self.open if path not in busy and _ended(RunDir(path))]
         for place in ended:

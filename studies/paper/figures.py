@@ -39,14 +39,14 @@ HUES = {
 MUTED = LIGHT.muted
 UNITS = {"round": "rounds", "gradients": "gradients, all clients", "bytes": "sent, all clients"}
 SIZE = (9.0, 3.1)  # of a row of three panels
-ABOVE_LATER = 3  # times the largest perplexity of the second half is what is shown of all
+ABOVE_LATER = 3  # the perplexity axis ends at this multiple of the second half's largest value
 
 Lines = dict[str, list[Outcome]]  # label -> runs
 Draw = Callable[[Findings], "Figure | None"]
 
 
 def write(findings: Findings, folder: Path, only: Sequence[str] = ()) -> list[str]:
-    """Every figure of which there is something to draw; returns their names."""
+    """Write every figure that has something to draw; return their names."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     with styled():
@@ -59,7 +59,7 @@ def write(findings: Findings, folder: Path, only: Sequence[str] = ()) -> list[st
 
 
 def available(findings: Findings) -> list[str]:
-    """The figures of which there is something to draw."""
+    """The names of the figures that have something to draw."""
     with styled():
         return [name for name, draw in FIGURES.items() if draw(findings) is not None]
 
@@ -120,8 +120,10 @@ def training(at: str) -> Draw:
 
 
 def language(findings: Findings) -> Figure | None:
-    """Training loss of the language models, and their training perplexity without the height from
-    which it starts, beside which nothing else could be told apart."""
+    """Training loss and training perplexity of the language models.
+
+    The perplexity axis is cut: its first values are so high that they would hide all differences.
+    """
     p = findings.protocol
     found = {name: runs for name in p.language if (runs := findings.language(name))}
     if not found:
@@ -181,7 +183,7 @@ FIGURES: dict[str, Draw] = {
 }
 
 
-# Parts of these.
+# Used by the figures above.
 
 
 def _levels(findings: Findings) -> dict[str, str]:
@@ -223,7 +225,7 @@ def _curves(
     transform: Callable[[float], float] = float,
     top: float | None = None,
 ) -> None:
-    """The mean over seeds, and between the lowest and the highest seed."""
+    """Draw the mean over seeds, and shade from the lowest to the highest seed."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     if not lines:
@@ -267,7 +269,7 @@ def _later(run: Outcome) -> float:
 
 
 def _guess(panel: Axes) -> None:
-    """The loss of who takes all words for equally likely, if there is something that high."""
+    """Draw the loss of a uniform guess over all words, if the panel reaches that high."""
     loss = math.log(WORDS)
     if loss < panel.get_ylim()[1]:
         panel.axhline(loss, color=MUTED, linewidth=0.8, linestyle=":")
@@ -282,7 +284,7 @@ def _guess(panel: Axes) -> None:
 
 
 def _floor(lines: Lines) -> float:
-    """Leave out the first climb, where everything is the same line."""
+    """The lower end of the accuracy axis: it leaves out the start, where all curves coincide."""
     ends = [run.end(ACCURACY, 1) for runs in lines.values() for run in runs if not run.failure]
     return min(ends, default=0.12) - 0.12
 
@@ -297,7 +299,7 @@ def _plain_numbers(panel: Axes) -> None:
     )
 
     low, high = panel.get_ylim()
-    if high > 1000 * low:  # decades alone
+    if high > 1000 * low:  # ticks at powers of ten only
         panel.yaxis.set_major_locator(LogLocator())
         panel.yaxis.set_major_formatter(EngFormatter(sep=""))
     else:

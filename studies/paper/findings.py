@@ -95,14 +95,14 @@ class Findings:
         return self._seeds(partial(self.decisions.tuned_also, name, method))
 
     def with_momentum(self, name: str, method: str) -> list[Outcome]:
-        """Those of the further search, with momentum for those without."""
+        """The runs of the further search, with momentum for the methods that have none."""
         return self._compared(partial(self.decisions.momentum_final, name), method)
 
     def momentum_longs(self, name: str, method: str) -> list[Outcome]:
         return self._compared(partial(self.decisions.momentum_long, name), method)
 
     def curves(self, name: str, method: str) -> list[Outcome]:
-        """For the figures: of Table 2, or the one of the other data."""
+        """The runs for the figures: those of Table 2, or the single one on other data."""
         if name in self.levels:
             return self.finals(name, method)
         found = or_none(partial(self.decisions.curve, name, method))
@@ -115,12 +115,12 @@ class Findings:
         return {label: outcome for label, outcome in found.items() if outcome}
 
     def control(self, name: str) -> Outcome | None:
-        """STEM with FAFED's step over rho."""
+        """STEM with the step eta/rho, if the protocol asks for it."""
         wanted = self.protocol.language[name].control
         return or_none(partial(self.decisions.control, name)) if wanted else None
 
     def sensitivity(self) -> dict[str, list[tuple[float, Outcome]]]:
-        """What -> (value, run)."""
+        """The setting that is changed -> its values, each with its run."""
         found = {}
         for what, values in self.protocol.sensitivity.values.items():
             runs = [(v, or_none(partial(self.decisions.sensitivity, what, v))) for v in values]
@@ -128,13 +128,13 @@ class Findings:
         return found
 
     def deviation(self, wanted: Deviation, method: str) -> tuple[Outcome | None, Outcome | None]:
-        """Table 2's run, and the one with something changed."""
+        """The run of Table 2, and the same run with one thing changed."""
         seed = self.protocol.seeds[0]
         plain = or_none(partial(self.decisions.final, wanted.experiment, method, seed))
         return plain, or_none(partial(self.decisions.deviation, wanted, method))
 
     def _compared(self, decide: Callable[[str, int], Outcome], method: str) -> list[Outcome]:
-        """The seeds that all methods have; while there is none of these, whatever there is."""
+        """A method's runs with the seeds that all methods have; all its runs if there is none."""
         by_method = {m: self._seeds(partial(decide, m)) for m in self.protocol.methods}
         common = set.intersection(*({run.job.seed for run in runs} for runs in by_method.values()))
         return [run for run in by_method[method] if not common or run.job.seed in common]
@@ -155,7 +155,7 @@ class Findings:
         return {method: stat for method, stat in found.items() if stat}
 
     def columns(self, runs: Runs, tail: int | None = None) -> dict[str, Column]:
-        """Of all levels."""
+        """The columns of all levels."""
         return {name: self.column(runs, name, tail) for name in self.levels}
 
     def table2(self, name: str) -> Column:
@@ -170,7 +170,7 @@ class Findings:
         )
 
     def standing(self, column: Mapping[str, Stat], method: str = FAFED) -> Standing | None:
-        """Of a method among the others; None unless all of them have the same number of seeds."""
+        """A method's standing; None unless all methods have the same number of seeds."""
         others = {name: stat for name, stat in column.items() if name != method}
         same = len({stat.n for stat in column.values()}) == 1
         if method not in column or not same or len(column) < len(self.protocol.methods):
@@ -182,8 +182,10 @@ class Findings:
         return Standing(better + 1, mine.mean - others[rival].mean, rival, spread)
 
     def at_equal_cost(self, name: str, axis: str, runs: Runs | None = None) -> dict[str, Stat]:
-        """Accuracy when a method has spent what FedAvg spends in all: gradients or bytes. The runs
-        of Table 2 if none are given."""
+        """Each method's accuracy at the point where it has spent as much as FedAvg's whole run.
+
+        `axis` is "gradients" or "bytes". The runs are those of Table 2 unless others are given.
+        """
         runs = runs or self.finals
         reference = runs(name, FEDAVG)
         if not reference:
@@ -215,7 +217,7 @@ class Findings:
         return {DATA.get(data, data): name for data, name in found.items()}
 
     def costs(self, name: str, method: str) -> dict[str, float] | None:
-        """Of a run of Table 2, relative to FedAvg's."""
+        """What a run of Table 2 costs, relative to FedAvg's."""
         mine, reference = self.finals(name, method), self.finals(name, FEDAVG)
         if not mine or not reference:
             return None
@@ -226,8 +228,11 @@ class Findings:
 
 
 def read_at(run: Outcome, axis: str, limit: float, tail: int, apart: int) -> float:
-    """Accuracy where the run had cost this much: the mean of `tail` readings that are so many
-    rounds apart, as at the end of a run, interpolated between evaluations."""
+    """Accuracy of a run at the point where its cost reached the limit.
+
+    It is a mean of `tail` readings that are `apart` rounds apart, as at the end of a run. Readings
+    are interpolated between evaluations.
+    """
     points = run.series(ACCURACY, axis)
     if run.failure or not points:
         return math.nan
@@ -238,7 +243,7 @@ def read_at(run: Outcome, axis: str, limit: float, tail: int, apart: int) -> flo
 
 
 def rises(run: Outcome, name: str = "train_loss") -> float:
-    """How much a quantity goes up in all, from one evaluation to the next."""
+    """The sum of all increases of a quantity from one evaluation to the next."""
     values = [y for _, y in run.series(name)]
     return math.fsum(max(0.0, b - a) for a, b in itertools.pairwise(values))
 

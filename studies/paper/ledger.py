@@ -1,7 +1,7 @@
-"""Jobs, and what became of them: one line of JSON per run in results/NAME.jsonl.
+"""Jobs and their outcomes: one line of JSON per run in results/NAME.jsonl.
 
-A line holds what tables and figures need, not the run: the evaluations, what they had cost, and
-why the run ended if it diverged.
+A line holds what tables and figures need: the evaluations, their costs, and the reason if the run
+diverged.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to. Columns have one entry per evaluation; None where it was not measured."""
+    """The outcome of a run. Columns have one entry per evaluation, None if not measured."""
 
     job: Job
     columns: Mapping[str, Sequence[float | None]]
@@ -73,7 +73,7 @@ class Outcome:
     failure: str | None = None  # why it diverged
 
     def series(self, name: str, axis: str = "round") -> list[tuple[float, float]]:
-        """(cost, value) where it was measured: nowhere, if the first round failed."""
+        """Pairs (cost, value) of all evaluations that have both; none if the first round failed."""
         pairs = zip(self.columns.get(axis, ()), self.columns.get(name, ()), strict=False)
         return [(x, y) for x, y in pairs if x is not None and y is not None]
 
@@ -94,8 +94,10 @@ class Outcome:
 
 
 def compact_record(job: Job, place: RunDir) -> Outcome:
-    """The compact record of a run that has ended: its evaluations, with the training loss of the
-    server's model; or all rounds, with that of the clients', where the server's was not measured.
+    """The compact record of a run that has ended.
+
+    It keeps the evaluations, with the training loss of the server's model. A run without such
+    evaluations keeps all its rounds, with the training loss that the clients reported.
     """
     records = place.records()
     kept = [r for r in records if r.train] or records
@@ -110,14 +112,14 @@ def compact_record(job: Job, place: RunDir) -> Outcome:
 
 
 def _duration(records: Sequence[Record]) -> float:
-    """Of all rounds, by the median: a machine that slept in one of them does not count."""
+    """Median time of a round times their number: one very slow round does not count."""
     ends = [0.0, *(r.seconds for r in records)]
     rounds = [end - begin for begin, end in pairwise(ends)]
     return len(rounds) * statistics.median(rounds) if rounds else 0.0
 
 
 def _short(value: float | None) -> float | None:
-    """Six digits; JSON knows no infinity."""
+    """The number to six digits; None for infinity and NaN, which JSON cannot hold."""
     if value is None or not math.isfinite(value):
         return None
     return value if isinstance(value, int) else float(f"{value:.6g}")
@@ -142,7 +144,7 @@ class Ledger:
         return job.key in self.outcomes
 
     def need(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """The outcomes of these jobs; Missing tells which of them there are none of."""
+        """The outcomes of these jobs; raises Missing with the jobs that have none."""
         self.asked.update(job.key for job in jobs)
         if missing := [job for job in jobs if job not in self]:
             raise Missing(missing)
@@ -161,8 +163,10 @@ class Ledger:
         return cls(_outcome(*line) for line in lines)
 
     def write(self, folder: Path) -> None:
-        """One file per experiment, each whole or not at all; lines in the order of their keys.
-        A file of which nothing is left goes."""
+        """Write one file per experiment, atomically, with lines sorted by key.
+
+        Files of experiments that have no records any more are deleted.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         names = {outcome.job.experiment for outcome in self.outcomes.values()}
         for name in sorted(names):

@@ -1,4 +1,7 @@
-"""What is run, how long and by which rule: configs/protocol.toml."""
+"""The rules of the study: what is run, for how long, and how settings are chosen.
+
+They are read from configs/protocol.toml.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,12 @@ Settings = Mapping[str, Any]  # hyper-parameters of an algorithm
 
 
 class Rung(Part):
+    """One pass of a search by successive halving."""
+
     share: float = Field(gt=0, le=1)  # of the rounds
-    keep: int = Field(ge=1)
-    tail: int = Field(ge=1)
-    more_seeds: list[int] = Field(default_factory=list)  # beside the choosing one
+    keep: int = Field(ge=1)  # trials that go on to the next rung
+    tail: int = Field(ge=1)  # evaluations whose mean counts
+    more_seeds: list[int] = Field(default_factory=list)  # in addition to choosing_seed
 
 
 class Reading(Part):
@@ -39,18 +44,18 @@ class Search(Part):
 
 
 class Tuned(Search):
-    eta_times: list[float]  # of the eta that the fair search has chosen
+    eta_times: list[float]  # factors of the eta that the search on the paper's grid chose
     grids: dict[str, dict[str, list[Any]]]  # by method: the other hyper-parameters
-    also: dict[str, Settings]  # by method: measured with these settings changed in its choice
+    also: dict[str, Settings]  # by method: its choice is measured again with these settings
 
 
 class Momentum(Part):
-    """One kind of it."""
+    """One kind of momentum, and the methods to which it is added."""
 
     about: str
-    methods: list[str]  # that are given it
-    grid: dict[str, list[Any]]  # to be tried,
-    eta_times: list[float]  # with multiples of the eta that the two searches have chosen
+    methods: list[str]
+    grid: dict[str, list[Any]]
+    eta_times: list[float]  # factors of the eta that the two searches chose
 
 
 class Long(Part):
@@ -76,14 +81,14 @@ class Deviation(Part):
 class Curves(Search):
     rounds: int
     seed: int
-    data: dict[str, list[str]]  # experiments; settings are chosen at the first of each
+    data: dict[str, list[str]]  # dataset -> experiments; the first one chooses the settings
 
 
 class Language(Part):
     about: str
     methods: list[str]
     seed: int
-    control: dict[str, Any] | None = None  # settings of STEM: FAFED's step over rho
+    control: dict[str, Any] | None = None  # settings of STEM with the step eta/rho
 
 
 class Protocol(Part):
@@ -93,7 +98,7 @@ class Protocol(Part):
     choosing_seed: int
     seeds: list[int]
     fewest_rounds: int
-    on_request: list[str]  # stages
+    on_request: list[str]  # stages that are run only if --only names them
     table2: dict[str, dict[str, float]]
     readings: dict[str, Reading]  # by experiment
     budget: Budget
@@ -128,7 +133,7 @@ class Protocol(Part):
             raise ConfigError(f"{path}: {error}") from None
 
     def reported(self, name: str) -> dict[str, float]:
-        """The paper's accuracies of a level, or of the level that this is a reading of."""
+        """The paper's accuracies of a level. A reading has those of its level."""
         return self.table2[self.readings[name].column if name in self.readings else name]
 
     @property
@@ -136,7 +141,7 @@ class Protocol(Part):
         return [name for names in self.curves.data.values() for name in names]
 
     def chosen_at(self, name: str) -> str:
-        """Where the settings of an experiment on the other data are chosen."""
+        """The experiment whose trials choose the settings of this one, for `curves`."""
         return next(names[0] for names in self.curves.data.values() if name in names)
 
     def experiment(self, name: str) -> Experiment:

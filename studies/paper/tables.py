@@ -1,4 +1,4 @@
-"""The tables of docs/paper.md, and verdicts on them."""
+"""The tables of docs/paper.md."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _values(grid: Mapping[str, Sequence[Any]]) -> str:
 
 
 def alphas_table(f: Findings) -> str:
-    """How far each alpha came in FAFED's further search."""
+    """How many trials with each alpha were left after each pass of FAFED's further search."""
     rows = []
     for alpha in f.protocol.tuned.grids[FAFED]["alpha"]:
         row = [value_text(alpha)]
@@ -183,7 +183,7 @@ def training_table(f: Findings, names: Mapping[str, str]) -> str:
 
 
 def curves_settings_table(f: Findings, data: str) -> str:
-    """What the curves of the other data were run with."""
+    """The settings of the curves on data other than Fashion-MNIST."""
     names = f.protocol.curves.data[data]
     rows = []
     for method in f.protocol.methods:
@@ -235,13 +235,13 @@ def language_table(runs: Mapping[str, Outcome], tail: int) -> str:
 
 
 def effort_table(f: Findings) -> str:
-    """What all of it took."""
+    """The runs of each experiment, their gradients and their time."""
     outcomes = list(f.decisions.ledger.outcomes.values())
     rows = []
     for name in dict.fromkeys(sorted(o.job.experiment for o in outcomes)):
         mine = [o for o in outcomes if o.job.experiment == name]
         gradients = sum(float((o.columns.get("gradients") or [0])[-1] or 0) for o in mine)
-        seconds = math.fsum(o.seconds for o in mine)  # whatever their order
+        seconds = math.fsum(o.seconds for o in mine)  # fsum: the same in any order
         failed = sum(o.failure is not None for o in mine)
         rows.append([name, str(len(mine)), str(failed), f"{gradients:,.0f}", duration(seconds)])
     return table(["experiment", "runs", "of them diverged", "gradients", "time in rounds"], rows)

@@ -13,7 +13,7 @@ from studies.paper.protocol import Search
 
 NOT_YET = "not run yet"
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth")
-RIVALS = ("fedadam", "fedams")  # that the paper finds less smooth
+RIVALS = ("fedadam", "fedams")  # the paper says that their curves are less smooth
 EXAMPLES = 60_000  # in the training set of Fashion-MNIST
 WORDS = 33_278  # in the vocabulary of WikiText-2
 
@@ -207,14 +207,14 @@ def _end_words(f: Findings, run: Outcome | None) -> str:
 
 
 def also_words(f: Findings) -> str:
-    """FAFED's further choice with something changed."""
+    """FAFED's accuracy with its further choice and the settings of `tuned.also`."""
     ends = {name: f.end(f.tuned_also(name, FAFED)) for name in f.levels}
     words = {n: f"{end.mean:.4f} ± {end.std or 0:.4f}" for n, end in ends.items() if end}
     return levels_words({name: words.get(name, NOT_YET) for name in f.levels})
 
 
 def reading_words(f: Findings, name: str) -> str:
-    """Where FAFED stands in a column that is read otherwise, and beside the paper."""
+    """FAFED's standing in another reading of a column, and the difference to the paper."""
     column = f.table2(name)
     words = standing(f, column)
     if words == NOT_YET:

@@ -1,1 +1,1 @@
-"""Timings: side by side in one run, as ratios."""
+"""The speed of fafed beside that of other libraries, as ratios of times of the same run."""

@@ -1,4 +1,4 @@
-"""Who takes part, and how each is started."""
+"""The programs that are compared, and the command that starts each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Contender:
 
     @property
     def comparable(self) -> bool:
-        """Whether its final vector must be that of the others."""
+        """Whether its final vector must equal that of the others."""
         return self.algorithm == "fedavg"
 
     def command(self, task: Path, answer: Path) -> list[str]:
@@ -90,7 +90,8 @@ _ALL = (
     ),
 )
 CONTENDERS = {contender.name: contender for contender in _ALL}
-OURS, TRUTH = "ours", "plain-1"  # ratios are to the one, vectors are compared with the other
+OURS = "ours"  # times are given as multiples of this one's
+TRUTH = "plain-1"  # final vectors are compared with this one's
 GROUPS = {
     "ours": [n for n in CONTENDERS if n.startswith("ours")],
     "plain": ["plain-1", "plain-2"],
@@ -100,7 +101,7 @@ GROUPS = {
 
 
 def chosen(names: str) -> list[Contender]:
-    """From "ours,pfl-2"; the two that all others are measured by are always there."""
+    """The contenders named in a list such as "ours,pfl-2"; OURS and TRUTH always take part."""
     wanted = {OURS, TRUTH}
     for name in names.split(","):
         if name not in CONTENDERS and name not in GROUPS:

@@ -1,4 +1,4 @@
-"""One job, all contenders: started in turn, again and again, so that none has the quiet minutes."""
+"""One job with all contenders. They take turns, so that a busy machine slows all of them alike."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from studies.performance.environments import NotInstalled
 from studies.performance.jobs import Job
 from studies.performance.measure import Answer, Failed, TooSlow
 
-# Of the way from the first to the last vector. Rounding makes 1e-7 to 1e-5, and more on J4 with
-# random images, where ReLU and pooling switch at a touch: there float32 is as far from the same
-# steps in float64 as the contenders are from each other.
+# The largest accepted difference of final vectors, as a share of the distance from the first to the
+# last vector. Rounding alone gives 1e-7 to 1e-5. It gives more on J4 with random images, where tiny
+# differences switch ReLU and pooling: there float32 differs from float64 as much as the contenders
+# differ from each other.
 TOLERANCE = 1e-2
-ROUNDING = 4e-6  # of the vector, where that is more: a mean of vectors in float32 costs as much
-LONGEST = 300.0  # seconds of one start, or the budget if that is more
+ROUNDING = 4e-6  # a difference below this share of the vector is accepted, too: float32 means
+LONGEST = 300.0  # seconds after which a start is stopped, unless the budget is larger
 
 Cell = dict[str, Any]
 
@@ -47,7 +48,7 @@ class Notes:
 def compete(
     job: Job, contenders: Sequence[Contender], *, rounds: int, repeat: int, budget: float
 ) -> dict[str, Cell]:
-    """`budget`: seconds of a contender after which it is not started again."""
+    """`budget`: a contender that has used this many seconds is not started again."""
     notes = {c.name: Notes(left_out=c.left_out.get(job.name)) for c in contenders}
     with tempfile.TemporaryDirectory(prefix="benchmark-") as temporary:
         folder = Path(temporary)
@@ -94,7 +95,7 @@ def _cells(
             cell |= {
                 "seconds": note.seconds,
                 "rounds": [a.found["seconds"] for a in note.answers],
-                "ours": ours,  # of the same minutes
+                "ours": ours,  # measured in the same minutes
                 "startup": statistics.median(a.found["startup"] for a in note.answers),
                 "memory": max((a.memory for a in note.answers if a.memory), default=None),
                 "data": origin,

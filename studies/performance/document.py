@@ -1,6 +1,6 @@
-"""The tables and the figure of docs/performance.md, from the results and from nothing else.
+"""The tables and the figure of docs/performance.md, from the results alone.
 
-A page holds `<!-- bench:NAME -->` ... `<!-- /bench:NAME -->`; what stands between is replaced.
+Pages mark their generated parts by `<!-- bench:NAME -->` ... `<!-- /bench:NAME -->`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def write(path: Path) -> None:
 
 
 def fill_in(text: str, found: Results) -> str:
-    """The page with every marked place filled in."""
+    """The page with every marked part written anew."""
     for name in markdown.part_names(text):
         study, _, part = name.partition(":")
         if study != "bench":
@@ -50,7 +50,7 @@ def fill_in(text: str, found: Results) -> str:
 
 
 def ratios(found: Results) -> str:
-    """Seconds a round, and how many times ours."""
+    """Seconds per round, and the slowdown relative to fafed."""
 
     def entry(cell: Any) -> str:
         if cell is None or "seconds" not in cell:
@@ -64,7 +64,7 @@ def ratios(found: Results) -> str:
 
 
 def memory(found: Results) -> str:
-    """At the highest, MiB."""
+    """Peak memory in MiB."""
 
     def entry(cell: Any) -> str:
         return f"{cell['memory']:,.0f}" if cell and cell.get("memory") else NOTHING
@@ -90,7 +90,7 @@ def jobs(found: Results) -> str:
 
 
 def notes(found: Results) -> str:
-    """What is missing or wrong, and how equal the vectors are."""
+    """What is missing or wrong, and how much the final vectors differ."""
     lines: list[str] = []
     worst: dict[str, float] = {}
     for name, _, cell in _cells(found):
@@ -114,7 +114,7 @@ def notes(found: Results) -> str:
 
 
 def losses(found: Results) -> str:
-    """Where somebody is faster, or nearly as fast."""
+    """The jobs in which another contender is faster than fafed or nearly as fast."""
     lines, compared = [], 0
     for name, who, cell in _cells(found):
         if who == OURS or not cell.get("ours") or not cell.get("equal"):
@@ -134,7 +134,7 @@ def losses(found: Results) -> str:
 
 
 def _losses_on_one_core(name: str, cells: dict[str, Any]) -> Iterator[str]:
-    """One worker against whoever computes on one core."""
+    """The same for fafed with one worker against contenders that use one core."""
     one = cells.get("ours-1", {})
     if not one.get("ours"):
         return
@@ -152,7 +152,7 @@ def _losses_on_one_core(name: str, cells: dict[str, Any]) -> Iterator[str]:
 
 
 def algorithms(found: Results) -> str:
-    """FAFED and SCAFFOLD against FedAvg, all ours, two workers."""
+    """FAFED and SCAFFOLD relative to FedAvg, all in fafed with two workers."""
     rows = []
     for name, job in _jobs(found).items():
         cells = job["cells"]
@@ -167,7 +167,7 @@ def algorithms(found: Results) -> str:
 
 
 def limit(found: Results) -> str:
-    """Our round against its gradients alone and against the machine."""
+    """The time of a round beside that of its gradients, and its share of the machine's peak."""
     rows = []
     limits = found.get("limits", {})
     for name, row in limits.get("gradients", {}).items():
@@ -239,7 +239,7 @@ PARTS: dict[str, Callable[[Results], str]] = {
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Text to the left, all else to the right."""
+    """A table whose first column is text and whose other columns are numbers."""
     return markdown.table(heads, rows, right=True)
 
 

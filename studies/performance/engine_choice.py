@@ -1,4 +1,4 @@
-"""Where does running clients side by side (vmap) stop paying?
+"""From which size of a gradient on is the loop faster than vmap?
 
 For several models and batch sizes: floating-point operations of one gradient, and seconds of a
 FedAvg round of 20 clients in the loop divided by seconds under vmap, interleaved, medians of five.
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def operations(run):
-    """Of one gradient."""
+    """Floating-point operations of one gradient."""
     source, objective = run.engine.source, run.engine.objective
     (batch,) = ClientBatches(source.gather, source.draw(("round",), 0, 0, 1))
     with FlopCounterMode(display=False) as counter:

@@ -57,7 +57,7 @@ def python(name: str) -> Path:
 
 
 def versions(name: str) -> dict[str, str]:
-    """Of the competitor's package and of torch."""
+    """The versions of the competitor's package and of torch."""
     packages = dict.fromkeys([PACKAGES[name], "torch"])
     code = (
         "import json, sys; from importlib.metadata import version; "

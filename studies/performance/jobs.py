@@ -41,7 +41,7 @@ class Job:
     options: dict[str, Any] = field(default_factory=dict)
     rounds: int = 3  # timed, in each repetition
     repeat: int = 3
-    least: int = 20  # rows a client has at least; clients may share them
+    least: int = 20  # fewest rows of a client; clients may share rows
 
     @property
     def text(self) -> bool:
@@ -49,7 +49,7 @@ class Job:
 
     @property
     def gradients(self) -> int:
-        """In a round of FedAvg."""
+        """The number of gradients in a round of FedAvg."""
         return self.clients * self.steps
 
 
@@ -78,7 +78,7 @@ HEAVY = ("J5H",)  # only when asked for
 
 @dataclass(frozen=True)
 class Written:
-    """A job in a folder."""
+    """A job that has been written to a folder."""
 
     folder: Path
     job: Job
@@ -86,7 +86,7 @@ class Written:
 
 
 def write(job: Job, folder: Path, rounds: int) -> Written:
-    """Everything a runner needs. Which rows a client sees at which step is fafed's own choice."""
+    """Write everything that a runner needs. fafed draws the rows of every client and step."""
     folder.mkdir(parents=True, exist_ok=True)
     pool, origin = load(job.dataset)
     if job.text:
@@ -135,7 +135,7 @@ def source_of(folder: Path, text: bool, batch: int) -> Source:
 
 @lru_cache(maxsize=1)
 def load(dataset: str) -> tuple[tuple[Tensor, ...], str]:
-    """Training data, and whether it is the real thing."""
+    """The training data, and whether they are "real" or "synthetic"."""
     if dataset.startswith("made-up"):
         _, kind, count, size = dataset.split()
         if kind == "text":
@@ -170,13 +170,13 @@ def _save(folder: Path, **arrays: Any) -> None:
 
 
 def _drawn(source: Source, clients: int, step: int, steps: int) -> Rows:
-    """(clients, steps, ...): what fafed's clients look at."""
+    """The rows that fafed's clients draw, of the shape (clients, steps, ...)."""
     draws = (source.draw(("round",), client, step, steps) for client in range(clients))
     return np.stack([d.round.rows.numpy() for d in draws])
 
 
-# Text: a client owns just what it reads in one round. Its recurrent state then starts afresh with
-# every round, so that engines which keep nothing between rounds compute the same.
+# Text: a client owns exactly what it reads in one round. Its recurrent state therefore starts from
+# zero in every round, and libraries that keep nothing between rounds compute the same.
 
 
 def _tokens(job: Job) -> int:

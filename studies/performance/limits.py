@@ -1,4 +1,4 @@
-"""How far from the limit: gradients alone, and the machine's peak."""
+"""The limits of a round: the time of its gradients alone, and the machine's peak."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KINDS = {
 
 
 def limits(chosen: Sequence[Job], repeat: int) -> dict[str, Any]:
-    """Seconds of one gradient in each way, the least of the repetitions; operations it takes."""
+    """Seconds of one gradient in each way, the least of the repetitions, and its operations."""
     found: dict[str, Any] = {"peak": peak(), "gradients": {}}
     for job in chosen:
         with tempfile.TemporaryDirectory(prefix="benchmark-") as temporary:

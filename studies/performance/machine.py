@@ -1,4 +1,4 @@
-"""What it was measured on; nothing that names the machine or its owner."""
+"""A description of the machine, without anything that identifies it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def describe(cores: int) -> dict[str, Any]:
 
 
 def pin(cores: int) -> int:
-    """Keep this process and its children to so many cores; how many there are in the end."""
+    """Keep this process and its children to this many cores; return the number that it got."""
     if not hasattr(os, "sched_setaffinity"):
         return cores
     mine = sorted(os.sched_getaffinity(0))[:cores]

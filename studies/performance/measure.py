@@ -22,19 +22,20 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Failed(Exception):
-    """A runner that brought no answer."""
+    """A runner that gave no answer."""
 
 
 class TooSlow(Failed):
-    """One that was stopped."""
+    """A runner that was stopped because it took too long."""
 
 
 @dataclass(frozen=True)
 class Answer:
     found: dict[str, Any]  # what the runner wrote
     wall: float  # seconds from start to end
-    memory: float | None  # MiB at the highest, resident in all processes; pages they share count
-    # once for each; None where the system does not tell
+    # Peak resident memory of all processes together, in MiB. Shared pages count once per process.
+    # None where the system does not report it.
+    memory: float | None
 
 
 def run(
@@ -73,8 +74,10 @@ def run(
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """The process and all that it has started, directly or not, each with the time it began:
-    a number may be given again, a number with its time is not."""
+    """The ids of a process and of all its descendants, each with the time at which it began.
+
+    The system may use an id again; the id and the time together are unique.
+    """
     children: dict[int, list[int]] = {}
     times: dict[int, str] = {}
     for entry in PROC.iterdir() if PROC.is_dir() else ():
@@ -97,7 +100,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def resident(pids: Iterable[int]) -> int:
-    """Pages in memory."""
+    """The number of resident pages of these processes."""
     total = 0
     for pid in pids:
         try:
@@ -108,7 +111,7 @@ def resident(pids: Iterable[int]) -> int:
 
 
 def _end(process: subprocess.Popen[bytes], seen: Mapping[int, str]) -> None:
-    """End what is left of the family, and nobody else."""
+    """End the processes of `seen` that still run, and no others."""
     for pid, began in seen.items():
         stat = _stat(pid)
         if stat and stat[19] == began:

@@ -1,4 +1,4 @@
-"""The file of results. Each cell carries its own date, so partial runs may be put together."""
+"""The file of results. Each cell has its own date, so results of several runs can be merged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def merge(path: Path, new: dict[str, Any]) -> None:
-    """What is in `new` replaces what the file holds of the same job and contender, no more."""
+    """Replace the results of the jobs and contenders in `new`; keep all others."""
     found = _merged(read(path), new)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")

@@ -1,4 +1,4 @@
-"""The theory laboratory: small experiments that check what is claimed about the methods.
+"""The theory laboratory: small experiments that check claims about the methods.
 
     python -m studies.theory counterexample | drift | rates | metric | all
 

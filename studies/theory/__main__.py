@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from studies.theory.findings import Finding
 
 app = typer.Typer(
-    help="Check the theory: a figure and a table per experiment.", no_args_is_help=True
+    help="Check the theory: a figure and a table per experiment.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
 )
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where files go.")]
 Results = Annotated[

@@ -1,6 +1,6 @@
-"""Theorem 1 as a picture: naive adaptive FedAvg walks away from the optimum, FAFED towards it.
+"""Theorem 1 as a picture: naive adaptive FedAvg moves away from the optimum, FAFED towards it.
 
-And its limits: where the naive method does converge, and where FAFED does not.
+The limits of both are measured, too: where the naive method converges, and where FAFED does not.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def fafed_closed(t: NDArray[np.int64], eta: float = ETA, rho: float = RHO) -> ND
 
 
 def drift_closed(rho: Any) -> Any:
-    """Motion of the naive method's mean per step and unit of eta above 1, once v has settled."""
+    """How far the naive method's mean moves per step, over eta, above 1 and with constant v."""
     return (4 / (2 + rho) - 6 / (6 + rho)) / 3
 
 
@@ -118,7 +118,7 @@ def measure(quick: bool = False) -> Finding:
     directions = _compare_directions()
     limits, drifts = _limits()
     fates, traces = _fates()
-    if quick:  # the shorter runs leave out small steps that would converge, not the largest one
+    if quick:  # in shorter runs some small steps do not converge; the largest one still does
         largest = _largest((1.0,), (10,), 6000)
     else:
         largest = _largest((1.0, 3.0), (1, 5, 10, 20), 20000)
@@ -138,7 +138,7 @@ def measure(quick: bool = False) -> Finding:
     )
 
 
-# Who walks where.
+# The direction in which each method moves.
 
 
 class _Directions(NamedTuple):
@@ -146,7 +146,7 @@ class _Directions(NamedTuple):
     lines: dict[str, Any]
     moved_away: int
     tried: int
-    worst: float  # against the closed forms
+    worst: float  # largest difference to the closed forms
 
 
 def _compare_directions() -> _Directions:
@@ -181,7 +181,7 @@ def _compare_directions() -> _Directions:
 
 
 def _count_moved_away() -> tuple[int, int]:
-    """How many of many settings of the naive method end farther from 0 than they began."""
+    """How many settings of the naive method end farther from 0 than they began, and of how many."""
     starts = torch.tensor([10.0, 0.5, 0.1, 0.01, 0.001], dtype=REAL)
     etas = torch.tensor(GRID, dtype=REAL)[:, None].expand(-1, len(starts))
     start = starts.expand(len(GRID), -1)[..., None]
@@ -286,7 +286,7 @@ def _range(values: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def _clean(value: float) -> float:
-    """What is zero for every purpose is zero: its digits are noise."""
+    """Show numbers below 1e-12 as zero: they are rounding errors."""
     return 0.0 if abs(value) < 1e-12 else float(value)
 
 

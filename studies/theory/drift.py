@@ -55,8 +55,11 @@ STILL = 1e-12  # a round that moves the model by less is the last
 
 @dataclass(frozen=True)
 class MeanPrevious(FAFED):
-    """FAFED as it should not be: the old gradient of a round's first step is taken at the mean
-    of the clients' last iterates instead of at each client's own."""
+    """A wrong FAFED, for comparison.
+
+    In a round's first step it takes the old gradient at the mean of the clients' last iterates. In
+    the right one each client uses its own last iterate.
+    """
 
     def local(
         self, grad: Grad, down: Down, local: Local, batches: Batches
@@ -65,8 +68,8 @@ class MeanPrevious(FAFED):
         return super().local(grad, down, Local(mean.expand_as(local.x)), batches)
 
 
-# What each algorithm is run with: an effective local step of ETA for all that make plain steps;
-# floors of 1, so that no denominator vanishes where the gradients do.
+# The settings of each algorithm. All plain local steps have the effective size ETA. Floors of
+# denominators are 1, because gradients vanish at the optimum.
 SETTINGS: dict[str, dict[str, Any]] = {
     "fafed": {"eta": ETA, "rho": 1.0},
     "prsgdm": {"eta": ETA * 0.1, "beta": 0.9},  # the step is eta / (1 - beta)
@@ -85,7 +88,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @one_thread()
 def measure(quick: bool = False) -> Finding:
-    """`quick` stops at alpha = 0.01, where rest is reached ten times sooner."""
+    """`quick` leaves out alpha below 0.01, which takes ten times as many rounds to come to rest."""
     alphas = ALPHAS[:6] if quick else ALPHAS
     curves = _curves(alphas)
     marks = [_mark(name) for name in ALGORITHMS if name in WITHOUT_ALPHA]
@@ -120,10 +123,10 @@ def measure(quick: bool = False) -> Finding:
 
 
 class Bias(NamedTuple):
-    """Distances from the optimum, by formula and measured; of one algorithm or setting each."""
+    """The bias of one algorithm, by formula and measured, in one or several settings."""
 
     name: str
-    closed: NDArray[np.float64]
+    closed: NDArray[np.float64]  # by formula
     measured: NDArray[np.float64]
     settings: dict[str, Any] = {}  # noqa: RUF012  a NamedTuple's default, never changed
 
@@ -151,11 +154,11 @@ def build(name: str, **more: Any) -> Algorithm:
 
 
 def _clean(bias: float) -> float:
-    """What is zero up to where a run was stopped is zero: its digits would differ elsewhere."""
+    """Show numbers below 1e-9 as zero: runs are stopped when they are that close to rest."""
     return 0.0 if abs(bias) < 1e-9 else float(bias)
 
 
-# Algorithms with an alpha: a curve.
+# Algorithms with an alpha: the bias for several alpha.
 
 
 def _curves(alphas: tuple[float, ...]) -> list[Bias]:
@@ -183,7 +186,7 @@ def _closed_alpha(name: str, alpha: float) -> float:
 def bias_at_rest(
     algorithm: Algorithm, q: int, lanes: tuple[int, ...], most: int = 8000
 ) -> NDArray[np.float64]:
-    """The bias of every lane once the model moves no more."""
+    """The bias of every lane when the model has stopped moving."""
     lab = Lab(algorithm, PROBLEM, q=q, lanes=lanes)
     x = lab.round().shared.x
     for _ in range(most):
@@ -193,7 +196,7 @@ def bias_at_rest(
     return np.asarray(x[..., 0, 0, 0].numpy() - PROBLEM.best)
 
 
-# Algorithms without: a mark.
+# Algorithms without an alpha: one number each.
 
 
 def _mark(name: str) -> Bias:
@@ -240,14 +243,14 @@ def _closed(name: str, algorithm: Any, shared: Any, locals_: list[Any]) -> float
             return fixed_points.domo(c, Q, a.eta, a.mu_l)
         case "mimelite":
             return fixed_points.mimelite(c, Q, a.eta, a.beta1)
-        case "localamsgrad":  # vhat, a running maximum, depends on the way; it is read off
+        case "localamsgrad":  # vhat, a running maximum, depends on the path: read from the run
             return fixed_points.local_amsgrad(c, Q, a.eta, a.beta1, float(shared.vhat))
         case _:  # "naive"
             guess = np.array([float(shared.x), *(float(local.v) for local in locals_)])
             return fixed_points.naive(c, Q, a.eta, a.beta, a.rho, guess)
 
 
-# The two tables of known numbers.
+# Two tables of numbers that are known from elsewhere.
 
 SHRINKING = (0.1, 0.05, 0.025, 0.0125)
 REFERENCE = ((5, 0.02), (5, 0.1), (10, 0.02), (10, 0.1))
@@ -267,7 +270,7 @@ def _reference() -> Bias:
     return Bias("FedAvg", np.array(closed), np.array(found))
 
 
-# Words and pictures.
+# Tables, claims and the figure.
 
 
 def _alpha_table(alphas: tuple[float, ...], curves: list[Bias]) -> Table:

@@ -1,4 +1,4 @@
-"""What the laboratory's figures share: the reports' colours and fonts, SVG and PNG."""
+"""Helpers for the figures of all experiments: colours and fonts of the reports, SVG and PNG."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write_figures(draw: Draw, finding: Finding, folder: Path) -> list[Path]:
 
 
 def panels(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:
-    """A figure and its axes, a list row by row."""
+    """A figure and the list of its axes, row by row."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
@@ -51,7 +51,7 @@ def name_axes(axis: Axes, title: str, x: str, y: str = "") -> None:
 
 
 def note(axis: Axes, text: str, at: tuple[float, float], colour: str = MUTED, **how: Any) -> None:
-    """Words at a place of the data."""
+    """Write text at a point of the data."""
     axis.annotate(text, at, color=colour, **{"fontsize": 8, "va": "center", **how})
 
 

@@ -1,4 +1,4 @@
-"""What an experiment hands back: settings, tables, claims, and the lines of its figure."""
+"""The result of an experiment: settings, tables, claims, and the lines of its figure."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Claim:
-    """Something said about the methods, and whether these measurements bear it out."""
+    """A claim about the methods, and whether the measurements support it."""
 
     says: str
     holds: bool
     measured: str
-    but: str = ""  # where it holds only within limits: which
+    but: str = ""  # the limits within which it holds; empty if there are none
 
     @property
     def verdict(self) -> str:

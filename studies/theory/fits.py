@@ -30,7 +30,7 @@ class Estimate(NamedTuple):
 
 
 def slope(x: Sequence[float] | Array, y: Array) -> Array:
-    """Of log y against log x by least squares; y may have further dimensions behind the first."""
+    """The least-squares slope of log y against log x, along the first dimension of y."""
     u = np.log(np.asarray(x, float))
     u = u - u.mean(0)
     v = np.log(np.asarray(y))
@@ -39,13 +39,16 @@ def slope(x: Sequence[float] | Array, y: Array) -> Array:
 
 
 def resampled(seeds: int) -> NDArray[np.int64]:
-    """(RESAMPLES, seeds): which seed stands at each place."""
+    """The seeds of every resample, of the shape (RESAMPLES, seeds)."""
     keys = randomness.keys("theory bootstrap", np.arange(RESAMPLES)[:, None], np.arange(seeds))
     return (randomness.uniform(keys) * seeds).astype(np.int64)
 
 
 def bootstrap(samples: Array, statistic: Callable[[Array], Array]) -> Estimate:
-    """`samples` ends with the seeds; `statistic` maps their mean (..., R) to R numbers."""
+    """A statistic of the mean over seeds, with its interval.
+
+    The last dimension of `samples` is the seeds. `statistic` maps R means (..., R) to R numbers.
+    """
     draws = np.stack([samples[..., rows].mean(-1) for rows in resampled(samples.shape[-1])], -1)
     low, high = np.percentile(statistic(draws), [2.5, 97.5])
     value = statistic(samples.mean(-1, keepdims=True))[0]
@@ -53,5 +56,5 @@ def bootstrap(samples: Array, statistic: Callable[[Array], Array]) -> Estimate:
 
 
 def exponent(x: Sequence[float], samples: Array) -> Estimate:
-    """Of a power law in x; samples (len(x), seeds)."""
+    """The exponent of a power law in x; samples have the shape (len(x), seeds)."""
     return bootstrap(samples, lambda mean: slope(x, mean))

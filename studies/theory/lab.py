@@ -28,7 +28,7 @@ _NONE = torch.zeros((), dtype=torch.int64)  # no dropout, no recurrent state
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Blocks this small are slower on two threads, and one gives the same digits everywhere."""
+    """Use one thread: small blocks run faster, and the digits are the same on every machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -43,7 +43,7 @@ class PerLane(Schedule):
     def __init__(self, values: Any, after: int = 0) -> None:
         """`after`: how many further dimensions of lanes there are behind those of `values`."""
         values = torch.as_tensor(values, dtype=REAL)
-        seeds = clients = d = 1  # in these dimensions all are alike
+        seeds = clients = d = 1  # the value does not depend on these dimensions
         self.values: Tensor = values.reshape(*values.shape, *[1] * after, seeds, clients, d)
 
     def __call__(self, t: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class PerLane(Schedule):
 
 
 class PerLaneDecaying(PerLane):
-    """The same over sqrt(t)."""
+    """A rate of its own for every lane, divided by sqrt(t)."""
 
     def __call__(self, t: Tensor) -> Tensor:
         return self.values / t.to(REAL).sqrt()
@@ -59,7 +59,7 @@ class PerLaneDecaying(PerLane):
 
 class Round(NamedTuple):
     shared: Any
-    points: Tensor  # (q, *lanes, seeds, d): mean over the clients of where each step began
+    points: Tensor  # (q, *lanes, seeds, d): the clients' mean at the start of each step
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Lab:
                 self._deliver(exchange, Steps((), noise), self.grad, 0)
 
     def batches(self) -> Steps:
-        """What the next round will look at."""
+        """The batches of the next round."""
         if len(self._drawn) < self.q:
             begin = self.steps + len(self._drawn)
             self._drawn += self.problem.draw(self.seeds, begin, max(self.q, CHUNK))
@@ -166,5 +166,5 @@ class Lab:
 
 
 def mean(message: Any) -> Any:
-    """Over the clients."""
+    """The mean over the clients."""
     return tree.map(lambda leaf: leaf.mean(-2, keepdim=True), message)

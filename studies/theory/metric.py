@@ -1,4 +1,4 @@
-"""Along a run of FAFED, step by step: the measure M_t of its theory and what it is made of.
+"""The measure M_t of FAFED's theory and its two terms, in every step of a run.
 
     M_t = |mbar_t / A_t|^2 / 4  +  |grad f(xbar_t) - mbar_t|^2 / (4 rho^2)
 
@@ -48,7 +48,7 @@ class Trace(NamedTuple):
 
     @property
     def bound(self) -> NDArray[np.float64]:
-        """What M_t says the gradient norm is at most."""
+        """The upper bound on the gradient norm that M_t gives."""
         return self.largest * np.sqrt(8 * self.measure)
 
     @property
@@ -57,7 +57,7 @@ class Trace(NamedTuple):
 
 
 def trace(algorithm: FAFED, problem: Robust, q: int, T: int, seeds: int) -> Trace:
-    """A run of T steps, looked at before every move; eta must be a number."""
+    """A run of T steps, recorded before every step; eta must be a number."""
     assert isinstance(algorithm.eta, float)
     lab = Lab(algorithm, problem, q=q, seeds=range(seeds))
     rows: list[list[Tensor]] = []

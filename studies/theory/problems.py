@@ -69,7 +69,7 @@ class Problem(ABC):
         start: Tensor | None = None,
         engine: str = "loop",
     ) -> Run:
-        """The problem on the library's own engine; the opening's batch is q of a step's."""
+        """The problem on the library's own engine. The opening's batch is as large as q batches."""
         x0 = self.start(seed) if start is None else start
         source = self.source(seed, q)
         objective = Function(self.loss, x0)
@@ -218,7 +218,7 @@ class Robust(Problem):
 
     @cached_property
     def _kinds(self) -> tuple[Tensor, Tensor]:
-        """Different offsets and how often each occurs: with many clients there are only two."""
+        """The different offsets and their shares. Opposed offsets have two, whatever N is."""
         kinds, counts = torch.unique(self._offsets, dim=0, return_counts=True)
         return kinds, (counts.to(REAL) / self.clients)[:, None]
 
@@ -270,7 +270,7 @@ class Robust(Problem):
         return e[..., : self.d], e[..., self.d :]
 
     def _noise(self, key: randomness.Keys) -> Tensor:
-        """e1 and e2 behind each other."""
+        """e1 and e2, joined along the last dimension."""
         return _signs(key, 2 * self.d) * self.noise
 
     def _keys(self, kind: str, seed: Any, count: Any, client: Any = None) -> randomness.Keys:
@@ -291,7 +291,10 @@ class Robust(Problem):
 
 
 class Signs:
-    """The clients of `Robust` as a source: a row is (client, key), a batch the key's bits."""
+    """The clients of `Robust` as a data source.
+
+    A row is a pair (client, key). The bits of the key are the random signs of the batch.
+    """
 
     def __init__(self, problem: Robust, seed: int, anchor_size: int) -> None:
         self.problem = problem

@@ -1,4 +1,4 @@
-"""The measurements behind `rates`: each a task that can run in a process of its own."""
+"""The measurements of `rates`. Each is a task that can run in a process of its own."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from studies.theory.problems import Robust
 
 Array = NDArray[np.float64]
 METHODS = ("FedAvg", "STEM", "FAFED")
-N, Q = 4, 4  # clients and local steps, where nothing else is said
-FITTED = 5  # horizons a power of T is fitted to, the longest ones
+N, Q = 4, 4  # clients and local steps unless stated
+FITTED = 5  # powers of T are fitted to this many horizons, the longest ones
 
 
 def algorithm(method: str, eta: Any, alpha: Any, rho: float = 0.1) -> Algorithm:
@@ -126,7 +126,7 @@ class Grid(Task):
 
 @dataclass(frozen=True)
 class Scaling(Task):
-    """What A is for: loss at the end of a run, (etas, alphas, seeds), on badly scaled problems."""
+    """The adaptive matrix on badly scaled problems. Result (etas, alphas, seeds): final loss."""
 
     method: str
     smallest: float

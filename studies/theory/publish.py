@@ -1,4 +1,4 @@
-"""Findings on disk: a figure and a table each, and one page for all of them."""
+"""Write findings to disk: figures, JSON files, and one page for all of them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _anchor(title: str) -> str:
 
 
 def by_arithmetic() -> str:
-    """What needs no run: points where the paper's text and its own formulas differ."""
+    """Points where the paper's text differs from its own formulas. They need no run."""
     N, q, b, rho = 16, 10, 20, 0.01  # the paper's language model
     constant = 1728 * q**3 * N**2
     alpha = float(TheoryMomentum(1.0, N, q, b, rho)(torch.tensor(1)))

@@ -1,4 +1,4 @@
-"""How fast: the powers of T and N, the cost of an accuracy, and what the adaptive matrix is for.
+"""Rates: the powers of T and N, the cost of an accuracy, and the use of the adaptive matrix.
 
 Three protocols on a non-convex problem with noise that depends on x (`problems.Robust`):
 A, the theory's schedules, constants fixed once; B, the best of a grid at every horizon; C, the
@@ -73,7 +73,7 @@ def measure(
     jobs: int = 1,
     watch: Callable[[int], Callable[[], None]] = lambda count: lambda: None,
 ) -> Finding:
-    """`watch` is told how many tasks there are and returns what to call after each."""
+    """`watch` gets the number of tasks and returns a function that is called after each."""
     size = size or Size()
     plan = _plan(size)
     tasks = [task for group in plan.values() for task in group.values()]
@@ -143,7 +143,7 @@ def _plan(size: Size) -> dict[str, dict[Any, Task]]:
             )
             for m in METHODS
         },
-        "scaling": rates_scaling.plan(size.scaling_horizon, size.grid_seeds),
+        "scaling": rates_scaling.tasks(size.scaling_horizon, size.grid_seeds),
     }
 
 
@@ -244,7 +244,7 @@ def _width(method: str) -> int:
 
 
 def _longer(size: Size, results: dict[Any, NDArray[np.float64]]) -> Table:
-    """How far q can grow while eta stays."""
+    """How far q can grow with the same eta."""
     rows = [(q, *(float(results[q, mean][0].mean()) for mean in (False, True))) for q in LONGER]
     return Table(
         "STEM with more local steps at the same eta",
@@ -254,7 +254,7 @@ def _longer(size: Size, results: dict[Any, NDArray[np.float64]]) -> Table:
     )
 
 
-# Words and pictures.
+# Claims and figures.
 
 
 def _claims(

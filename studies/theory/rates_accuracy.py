@@ -1,4 +1,4 @@
-"""Protocol C: what an accuracy costs, in steps, samples, rounds and bytes."""
+"""Protocol C: the cost of an accuracy in steps, samples, rounds and bytes."""
 
 from __future__ import annotations
 

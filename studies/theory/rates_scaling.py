@@ -1,4 +1,4 @@
-"""What the adaptive matrix is for: badly scaled problems, the best of a grid of settings."""
+"""The adaptive matrix on badly scaled problems: the best of a grid of settings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SCENARIOS = (
 )
 
 
-def plan(T: int, seeds: int) -> dict[Any, Task]:
+def tasks(T: int, seeds: int) -> dict[Any, Task]:
     return {
         (m, s): Scaling(m, s.smallest, s.rotated, s.e1_scaled, ETAS[m], ALPHAS, T, seeds)
         for m in ETAS

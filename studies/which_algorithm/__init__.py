@@ -1,1 +1,1 @@
-"""Every federated algorithm on one small job, and docs/which-algorithm.md from it."""
+"""Measures every federated algorithm on one small job, and writes docs/which-algorithm.md."""

@@ -19,8 +19,8 @@ from studies.which_algorithm.measurement import ROOT, measure
 from studies.which_algorithm.page import render
 from studies.which_algorithm.results import PAGE, PICTURE, RESULTS, Results
 
-# FAFED and STEM warn in every round of "partial" that they start their estimate anew; here that is
-# no news. At the top of the file, because worker processes import it.
+# In "partial" FAFED and STEM warn in every round that they restart their estimate. This hides the
+# warning. It stands at the top of the file because worker processes import it.
 logging.getLogger("fafed").setLevel(logging.ERROR)
 
 

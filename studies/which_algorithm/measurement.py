@@ -1,4 +1,4 @@
-"""Step sizes by the training loss with one seed, then accuracy and cost with others."""
+"""Choose step sizes by the training loss with one seed, then measure with other seeds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent.parent
 EXPERIMENTS = Path(__file__).parent / "configs"
 
 TUNING_SEED, SEEDS = 0, (1, 2, 3)
-TAIL = 5  # evaluations that count as the end: on skewed data, one alone is a matter of luck
+TAIL = 5  # the last evaluations are averaged, because on skewed data single ones vary a lot
 TARGETS = {"skewed": 0.75, "iid": 0.8, "partial": 0.65, "second-setting": 0.75}  # test accuracy
 
 Step = tuple[tuple[str, float], ...]  # (("eta", 0.1),)
@@ -60,7 +60,7 @@ def measure(root: Path, jobs: int) -> dict[str, Any]:
 
     found: dict[str, dict[str, Any]] = {part: {} for part in TARGETS}
     for (part, name), step in chosen.items():
-        entry = {"step": dict(step)}
+        entry: dict[str, Any] = {"step": dict(step)}
         entry |= _measured([places[part, name, seed] for seed in SEEDS], TARGETS[part])
         if part != "partial":
             entry["trials"] = [
@@ -96,7 +96,7 @@ def _default(experiment: Experiment, name: str) -> Step:
 
 
 def _loss(place: RunDir) -> float:
-    """What step sizes are chosen by: the training loss of the server's model at the end."""
+    """The training loss of the server's model at the end, by which step sizes are chosen."""
     loss = _end(place, "train", "loss")
     return math.inf if loss is None else loss
 
@@ -131,5 +131,5 @@ def _measured(places: Sequence[RunDir], target: float) -> dict[str, Any]:
 
 
 def _rounded(value: float) -> float | None:
-    """Six digits; JSON knows no infinity."""
+    """The number to six digits; None for infinity and NaN, which JSON cannot hold."""
     return float(f"{value:.6g}") if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""The page. Numbers come from the results, and findings appear only where these bear them out."""
+"""The page. All numbers come from the results. A finding appears only if the results support it."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def _findings(r: Results) -> str:
             "optimum: an example in which it does is among the tests.",
         ),
     ]
-    bullets = [" ".join(words) for condition, *words in found if condition]  # only what holds
+    bullets = [" ".join(map(str, words)) for holds, *words in found if holds]
     return "## What the numbers say\n\n" + "".join(f"- {bullet}\n" for bullet in bullets)
 
 
@@ -271,7 +271,8 @@ def _limits(r: Results) -> str:
     e = read_experiment(SKEWED)
     ends = {part: r.at_the_end_of_a_grid(part) for part in (SKEWED, ALIKE, SECOND)}
     where = "; ".join(f"{listing(names)} ({part})" for part, names in ends.items() if names)
-    anchor, data = e.local_steps * e.batch_size, 60_000 // e.data.clients
+    batch, data = int(e.batch_size), 60_000 // e.data.clients
+    anchor = e.local_steps * batch
     made = r.content["made_with"]
     return f"""\
 ## Limits
@@ -288,8 +289,8 @@ def _limits(r: Results) -> str:
   moved after a first look to keep the choices away from their ends; at an end: {where or "none"}.
 - Step sizes were chosen with one seed. For partial participation they were not chosen again.
 - Mime, MimeLite and MimeAdam take their gradient at the server's model on {anchor} examples
-  (anchor="batch"), which counts for {anchor // e.batch_size} gradients per round. The default, all
-  {data:,} examples of the client, would count for {data // e.batch_size}.
+  (anchor="batch"), which counts for {anchor // batch} gradients per round. The default, all
+  {data:,} examples of the client, would count for {data // batch}.
 - Bytes are what the vectors of the messages weigh. There is no network here, and time is not
   compared.
 

@@ -1,4 +1,4 @@
-"""results.json, as page and picture speak of it."""
+"""The results of the study, with the numbers and words that the page and the picture use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SKEWED, ALIKE, PARTIAL, SECOND = TARGETS  # "alike" in the text is "iid" in the 
 
 
 class Results:
-    """results.json, as the page speaks of it."""
+    """The content of results.json."""
 
     def __init__(self, content: dict[str, Any]) -> None:
         self.content = content
@@ -42,7 +42,7 @@ class Results:
         ]
 
     def advisable(self, fits: Callable[[Card], bool] = lambda card: True) -> list[str]:
-        """The methods that fit, without the counterexample."""
+        """The methods that fit, without `naive`, which can leave the optimum."""
         return [name for name, card in self.cards.items() if name != "naive" and fits(card)]
 
     def accuracy(self, part: str, name: str) -> Stat:

@@ -1,1 +1,1 @@
-"""One file per contender, run by the contender's own Python; none but `ours` knows fafed."""
+"""One file per contender, run by the contender's own Python. Only `ours` imports fafed."""

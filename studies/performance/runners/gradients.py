@@ -1,4 +1,4 @@
-"""The limit: gradients and nothing else, on batches that lie ready.
+"""The limit of a round: gradients alone, on batches that are prepared beforehand.
 
 plain: autograd on the plain module. ours: fafed's own gradient as its engine calls it, for one
 client or for a group under vmap, in as many threads as workers.
@@ -20,7 +20,7 @@ from studies.performance.runners import harness
 from studies.performance.runners import plain_models as models
 from studies.performance.runners.harness import Task
 
-DIFFERENT = 8  # batches that lie ready; used in turn
+DIFFERENT = 8  # prepared batches, used in turn
 
 
 class Work(NamedTuple):
@@ -46,7 +46,7 @@ def ours(folder: Path) -> Work:
     from studies.performance.runners.ours import Ours
 
     mine = Ours(folder, "fedavg", 1)
-    run = mine.start(1, 1)  # also lets the objective find out what it is
+    run = mine.start(1, 1)  # this also lets the objective inspect the model
     engine, source, objective = run.engine, mine.source(), mine.objective
     groups = engine._groups(range(mine.task.clients))  # type: ignore[attr-defined]
     size = max(map(len, groups))
@@ -86,7 +86,7 @@ def operations(task: Task) -> int:
 
 
 def seconds(make: Callable[[], Work], workers: int, count: int) -> float:
-    """For one gradient, when each worker makes its share of about `count`."""
+    """Seconds per gradient when the workers share about `count` of them."""
     works = [make() for _ in range(workers)]
     calls = max(4, count // (works[0].size * workers))
 

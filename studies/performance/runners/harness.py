@@ -1,7 +1,7 @@
-"""What the harness and a runner tell each other: a folder with the task, a folder for the answer.
+"""The files between the benchmark and a runner: a folder with the task, one for the answer.
 
 Arrays are .npy files, mapped and not copied, so that the processes of one contender share them;
-everything else is JSON. Nothing here knows fafed: contenders import it from their environments.
+everything else is JSON. Nothing here imports fafed: contenders use it in their own environments.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Task:
-    """FedAvg to be carried out: rounds of local steps on given rows. Round 0 is the warm-up, one
-    step on each client."""
+    """A run of FedAvg: rounds of local steps on given rows.
+
+    Round 0 is the warm-up, with one step on each client.
+    """
 
     model: str
     options: dict[str, Any]
@@ -83,7 +85,7 @@ def arguments(**defaults: Any) -> argparse.Namespace:
 
 
 class Clock:
-    """Notes the end of every round, the warm-up included."""
+    """Records the end of every round, including the warm-up."""
 
     def __init__(self, began: float) -> None:
         self.began = began

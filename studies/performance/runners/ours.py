@@ -22,7 +22,7 @@ from studies.performance.runners.harness import Clock
 
 
 def algorithm_of(name: str, eta: float) -> Algorithm:
-    if name == "fafed":  # a step of its own: its cost does not depend on it, its stability does
+    if name == "fafed":  # a smaller step, for stability; it does not change the time
         return fafed.FAFED(eta=0.001, alpha=0.1)
     return fafed.SCAFFOLD(eta=eta) if name == "scaffold" else fafed.FedAvg(eta=eta)
 
@@ -52,7 +52,7 @@ class Ours:
         )
 
     def warm_up(self) -> None:
-        """One step on each client; go on from where it ends."""
+        """Make one step on each client, and continue from the result."""
         run = self.start(local_steps=1, rounds=1)
         run.round()
         self.objective = Model(self.objective.predict(run.state.shared.x, ()), self.loss)
@@ -61,7 +61,7 @@ class Ours:
 def run(folder: Path, answer: Path, began: float, algorithm: str, workers: int) -> None:
     ours, clock = Ours(folder, algorithm, workers), Clock(began)
     ours.warm_up()
-    opening = bool(ours.algorithm.opening())  # made with the first round, and once only
+    opening = bool(ours.algorithm.opening())  # part of the first round, which is not timed then
     training = ours.start(ours.sizes["steps"], ours.task.rounds + opening)
     if opening:
         training.round()

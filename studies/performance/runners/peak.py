@@ -1,4 +1,4 @@
-"""The most that a matrix multiplication gets out of this machine, in float32."""
+"""The peak rate of this machine in a float32 matrix multiplication."""
 
 from __future__ import annotations
 

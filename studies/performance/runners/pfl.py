@@ -76,7 +76,7 @@ def main() -> None:
     )
     if get_ops().distributed.global_rank == 0:
         clock.answer(found.answer, models.vector(module))
-    if torch.distributed.is_initialized():  # processes that leave one another alone may be aborted
+    if torch.distributed.is_initialized():  # a process that ends before the others may abort them
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
 

@@ -145,7 +145,7 @@ def law(folder: Path) -> None:
 
 
 class Scripted(Cohort):
-    """Who answered in each round, as it really went."""
+    """A cohort with the clients that really answered in each round."""
 
     def __init__(self, population: int, answered: dict[int, tuple[int, ...]]) -> None:
         super().__init__(population)
@@ -239,7 +239,7 @@ def theirs_at(folder: Path) -> list[float]:
 
 
 def compared(folder: Path, silos: int, parameters: int, rounds: int, passes: int = 2) -> None:
-    """In turns, since the machine may be busy with other things for a while."""
+    """Both take turns, because the machine may be busy for a while."""
     os.environ |= {"FLOWER_TIMES": str(folder / "times"), "PYTHONPATH": str(Path(__file__).parent)}
     inputs, flower = parameters // 10 - 1, None
     found = linear(inputs, rounds, silos).changed(name="hospitals")

@@ -1,4 +1,4 @@
-"""Every step of a run: ID-3, ID-4, ID-5, ID-6 and ID-10."""
+"""What holds in every step of a run: the bound, the mean recursion, consensus, the tracker."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ def found(request):
     return trace(FAFED(ETA, ALPHA, rho=request.param), Robust(size=1.0), Q, T, 2)
 
 
-def test_id10_holds_at_every_record(found):
+def test_the_measure_bounds_the_gradient_at_every_record(found):
     assert found.ratio.shape == (T + 1, 2)
     assert (found.ratio <= 1).all()
     assert found.ratio.max() > 0
 
 
-def test_id3_the_mean_moves_along_the_scaled_mean_tracker(found):
+def test_the_mean_moves_along_the_scaled_mean_tracker(found):
     assert found.miss.max() < 1e-12
 
 
-def test_id5_clients_agree_at_the_first_step_of_a_round_only(found):
+def test_clients_agree_at_the_first_step_of_a_round_only(found):
     t = np.arange(T + 1)
     assert found.consensus[(t % Q == 1) | (t == 0)].max() == pytest.approx(0, abs=1e-24)
     assert found.consensus[(t % Q != 1) & (t > 0)].min() > 0
 
 
-def test_id6_the_matrix_rests_between_exchanges(found):
+def test_the_matrix_stays_the_same_between_exchanges(found):
     for entries in (found.smallest, found.largest):
         inside = entries[1 : 1 + T].reshape(-1, Q, 2)
         np.testing.assert_array_equal(inside[:, 1 : Q - 1], inside[:, : Q - 2])
@@ -53,7 +53,7 @@ def test_the_trace_is_the_run():
     np.testing.assert_allclose(trace(algorithm, p, Q, T, 2).gradient[1:], norms, rtol=0, atol=1e-12)
 
 
-def test_id4_the_tracker_is_exact_without_noise():
+def test_the_tracker_is_exact_without_noise():
     p = Robust(size=1.0, noise=0.0)
     assert trace(FAFED(ETA, ALPHA), p, Q, T, 1).tracker.max() < 1e-13
     wrong = trace(MeanPrevious(ETA, ALPHA, adaptivity="identity"), p, Q, T, 1)
