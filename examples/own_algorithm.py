@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 import fafed
-from fafed.algorithm import above, between, hyper
+from fafed.core.hyper import above, between, hyper
 
 Shared = namedtuple("Shared", "x m")  # what the server keeps: the model and its momentum
 Message = namedtuple("Message", "delta")  # what a client answers; the server sees the mean
@@ -26,7 +26,7 @@ class FedAvgM(fafed.Algorithm):
             y = y - self.eta * grad(y, batch)
         return local, Message(y - down.x)
 
-    def server(self, shared, mean, trip):
+    def server(self, shared, mean, info):
         m = self.beta * shared.m + mean.delta
         return Shared(shared.x + m, m)
 

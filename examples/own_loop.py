@@ -5,8 +5,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import fafed
-from fafed.data.batches import examples_of
-from fafed.training import build
+from fafed.data.sources.examples import examples_of
+from fafed.training.build import build
 
 torch.manual_seed(0)
 clients = [(torch.randn(100, 5) + shift, torch.randint(0, 2, (100,))) for shift in (-1, 0, 1)]

@@ -4,8 +4,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fafed import metrics, schedules
-    from fafed.algorithm import Algorithm
     from fafed.algorithms import (
         ALGORITHMS,
         DOMO,
@@ -33,11 +31,15 @@ if TYPE_CHECKING:
         NaiveAdaptiveFedAvg,
         SuperAdam,
     )
+    from fafed.core import schedules
+    from fafed.core.algorithm import Algorithm
+    from fafed.core.records import History, Record
     from fafed.errors import ConfigError, DataError, FafedError
-    from fafed.objective import Function, Model
-    from fafed.records import History, Record
-    from fafed.run import Diverged, Run
-    from fafed.training import Result, train
+    from fafed.objectives import metrics
+    from fafed.objectives.function import Function
+    from fafed.objectives.module import Model
+    from fafed.training.api import Result, train
+    from fafed.training.loop import Diverged, Run
 
 __version__ = "0.1.0"
 
@@ -83,13 +85,15 @@ __all__ = [
     "train",
 ]
 
+_MODULES = {"metrics": "objectives.metrics", "schedules": "core.schedules"}
 _HOMES = {
-    "algorithm": ["Algorithm"],
+    "core.algorithm": ["Algorithm"],
+    "core.records": ["History", "Record"],
     "errors": ["ConfigError", "DataError", "FafedError"],
-    "objective": ["Function", "Model"],
-    "records": ["History", "Record"],
-    "run": ["Diverged", "Run"],
-    "training": ["Result", "train"],
+    "objectives.function": ["Function"],
+    "objectives.module": ["Model"],
+    "training.api": ["Result", "train"],
+    "training.loop": ["Diverged", "Run"],
 }
 
 
@@ -97,8 +101,8 @@ def __getattr__(name: str) -> Any:
     # Imported when first used: importing torch takes seconds, `fafed --help` should not.
     if name not in __all__:
         raise AttributeError(f"module 'fafed' has no attribute {name!r}")
-    if name in ("metrics", "schedules"):
-        return import_module(f"fafed.{name}")
+    if name in _MODULES:
+        return import_module(f"fafed.{_MODULES[name]}")
     home = next((home for home, names in _HOMES.items() if name in names), "algorithms")
     return getattr(import_module(f"fafed.{home}"), name)
 

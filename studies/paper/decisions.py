@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from fafed.tuning import space
+from fafed.experiments.tuning import space
 from studies.paper.ledger import Job, Ledger, Missing, Outcome
 from studies.paper.protocol import Deviation, Protocol, Rung, Search, Settings
 

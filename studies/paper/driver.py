@@ -15,8 +15,8 @@ from pathlib import Path
 
 from fafed.data import status
 from fafed.errors import ConfigError, nearest
-from fafed.jobs import run_all
-from fafed.rundir import RunDir
+from fafed.experiments.grid import run_all
+from fafed.experiments.rundir import RunDir
 from studies.paper.decisions import Decisions, missing
 from studies.paper.ledger import Job, Ledger, Outcome, compact_record
 from studies.paper.protocol import Protocol
@@ -135,7 +135,7 @@ class Batch:
         self.experiments = []
         for job in jobs:
             experiment = job.build(protocol)
-            path = RunDir.of(experiment, root).path
+            path = RunDir.for_experiment(experiment, root).path
             if path not in self.open:
                 self.experiments.append(experiment)
             self.open.setdefault(path, []).append(job)

@@ -148,7 +148,7 @@ class Findings:
     def end(self, runs: Sequence[Outcome], tail: int | None = None) -> Stat | None:
         """Test accuracy at the end."""
         values = [run.end(ACCURACY, tail or self.protocol.tail) for run in runs]
-        return Stat.of(values) if values else None
+        return Stat.from_values(values) if values else None
 
     def column(self, runs: Runs, name: str, tail: int | None = None) -> Column:
         found = {m: self.end(runs(name, m), tail) for m in self.protocol.methods}
@@ -196,7 +196,7 @@ class Findings:
         for method in self.protocol.methods:
             values = [read_at(run, axis, limit, tail, apart) for run in runs(name, method)]
             if values:
-                found[method] = Stat.of(values)
+                found[method] = Stat.from_values(values)
         return found
 
     def training(self, name: str) -> dict[str, tuple[float, float]]:

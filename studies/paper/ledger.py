@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from fafed import files
+from fafed.core.records import Record
 from fafed.errors import FafedError
-from fafed.experiment import Experiment
-from fafed.records import Record
-from fafed.rundir import RunDir
+from fafed.experiments.config import Experiment
+from fafed.experiments.rundir import RunDir
 from studies.paper.protocol import Protocol, Settings
 
 MEASURED = ("train_loss", "test_loss", "test_accuracy", "validation_loss", "validation_accuracy")
@@ -60,7 +60,7 @@ class Job:
                 content[table] = content[table] | {key: value}
             else:
                 content[key] = value
-        return Experiment.of(content, self.experiment)
+        return Experiment.from_dict(content, self.experiment)
 
 
 @dataclass(frozen=True)

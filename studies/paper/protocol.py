@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from fafed.errors import ConfigError
-from fafed.experiment import Experiment, Part
+from fafed.experiments.config import Experiment, Part
 
 Settings = Mapping[str, Any]  # hyper-parameters of an algorithm
 

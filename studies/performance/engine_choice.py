@@ -15,9 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fafed
 from fafed import models
-from fafed.data.batches import ClientBatches, examples_of
-from fafed.objective import Model
-from fafed.training import build
+from fafed.data.sources.examples import ClientBatches, examples_of
+from fafed.objectives.module import Model
+from fafed.training.build import build
 
 CLIENTS, STEPS, REPEATS = 20, 4, 5
 JOBS = [

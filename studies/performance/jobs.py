@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fafed import data, models
-from fafed.data.batches import Examples, Source
-from fafed.data.streams import Streams
+from fafed.data.sources.examples import Examples, Source
+from fafed.data.sources.streams import Streams
 from fafed.errors import DataError
-from fafed.objective import Model
+from fafed.objectives.module import Model
 from studies.performance.runners import harness
 
 Rows = NDArray[np.int64]

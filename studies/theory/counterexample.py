@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fafed.algorithm import Algorithm
 from fafed.algorithms import FAFED, FedAvg, NaiveAdaptiveFedAvg
 from fafed.algorithms.naive import Local
+from fafed.core.algorithm import Algorithm
+from fafed.core.schedules import TheoryMomentum, TheoryStep
 from fafed.report.numbers import listing
-from fafed.schedules import TheoryMomentum, TheoryStep
 from studies.theory.findings import Claim, Finding, Table, short, span
 from studies.theory.lab import Lab, PerLane, PerLaneDecaying, one_thread
 from studies.theory.problems import REAL, Counterexample

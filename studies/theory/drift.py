@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fafed.algorithm import Algorithm, Batches, Grad
 from fafed.algorithms import ALGORITHMS, FAFED, STEM, FedAvg
 from fafed.algorithms.fafed import Down, Local, Message
+from fafed.core.algorithm import Algorithm, Grad
+from fafed.core.batch import Batches
+from fafed.core.schedules import at
 from fafed.report.numbers import listing
-from fafed.schedules import at
 from studies.theory import fixed_points
 from studies.theory.findings import Claim, Finding, Table, short
 from studies.theory.lab import Lab, PerLane, one_thread

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fafed import randomness
+from fafed.core import randomness
 
 Array = NDArray[np.float64]
 RESAMPLES = 2000

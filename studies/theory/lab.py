@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fafed import tree
-from fafed.algorithm import Algorithm, Batch, Exchange, Grad, Trip
-from fafed.schedules import Schedule
+from fafed.core import tree
+from fafed.core.algorithm import Algorithm, Exchange, Grad, RoundInfo
+from fafed.core.batch import Batch
+from fafed.core.schedules import Schedule
 from studies.theory.problems import REAL, Problem
 
 CHUNK = 512  # steps whose noise is drawn at once
@@ -159,10 +160,10 @@ class Lab:
     def _deliver(self, exchange: Exchange, batches: Steps, grad: Grad, steps: int) -> None:
         down = exchange.send(self.shared)
         self.local, message = exchange.client(grad, down, self.local, batches)
-        self.shared = exchange.server(self.shared, mean(message), self.trip(steps))
+        self.shared = exchange.server(self.shared, mean(message), self.info(steps))
 
-    def trip(self, steps: int) -> Trip:
-        return Trip(self.problem.clients, self.problem.clients, steps, 1.0)
+    def info(self, steps: int) -> RoundInfo:
+        return RoundInfo(self.problem.clients, self.problem.clients, steps, 1.0)
 
 
 def mean(message: Any) -> Any:

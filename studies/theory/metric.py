@@ -257,7 +257,7 @@ def draw(finding: Finding) -> dict[str, Figure]:
     )
 
     found: Trace = finding.lines["trace"]
-    figure, (top, terms, within, matrix) = panels(2, 2, (9.6, 5.2))
+    figure, (top, federation, within, matrix) = panels(2, 2, (9.6, 5.2))
     t = np.arange(1, len(found.gradient))
 
     def plot(axis: Any, values: NDArray[np.float64], hue: str) -> NDArray[np.float64]:
@@ -274,13 +274,13 @@ def draw(finding: Finding) -> dict[str, Figure]:
                 (found.tracker, OCHRE, "tracker error"),
             ),
         ),
-        (terms, ((found.second, RED, "tracker's term"), (found.first, GREEN, "step's term"))),
+        (federation, ((found.second, RED, "tracker's term"), (found.first, GREEN, "step's term"))),
     ):
         labels = [(text, _end(plot(axis, values, hue)), hue) for values, hue, text in pairs]
         log_axes(axis, (1, 10, 100, 1000))
         label_ends(axis, labels)
     name_axes(top, "The gradient norm and its bound", "Step")
-    name_axes(terms, f"The two terms of M, rho = {finding.lines['rho']}", "Step")
+    name_axes(federation, f"The two terms of M, rho = {finding.lines['rho']}", "Step")
 
     rounds = found.consensus[1:].reshape(-1, Q, found.consensus.shape[-1])
     k = np.arange(1, Q + 1)

@@ -17,12 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fafed import randomness
-from fafed.algorithm import Algorithm, Draw
-from fafed.data.batches import Drawn, Draws, Examples, Source
-from fafed.objective import Function
-from fafed.run import Run
-from fafed.training import build
+from fafed.core import randomness
+from fafed.core.algorithm import Algorithm
+from fafed.core.batch import Draw
+from fafed.data.sources.examples import Drawn, Draws, Examples, Source
+from fafed.objectives.function import Function
+from fafed.training.build import build
+from fafed.training.loop import Run
 
 REAL = torch.float64
 

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fafed.algorithm import Algorithm
 from fafed.algorithms import FAFED, STEM, FedAvg
-from fafed.jobs import follow
+from fafed.core.algorithm import Algorithm
+from fafed.experiments.grid import follow
 from studies.theory.drift import MeanPrevious
 from studies.theory.lab import Lab, PerLane, one_thread
 from studies.theory.problems import Robust

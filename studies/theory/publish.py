@@ -8,7 +8,7 @@ from types import ModuleType
 
 import torch
 
-from fafed.schedules import TheoryMomentum
+from fafed.core.schedules import TheoryMomentum
 from studies import markdown
 from studies.theory import figures
 from studies.theory.findings import Finding, Table, short

@@ -388,13 +388,13 @@ def _draw_powers(lines: dict[str, Any]) -> Figure:
             size.grid_horizons,
         ),
     )
-    for axis, title, letter, xs, means, exponents, fitted in shown:
+    for axis, title, letter, xs, means, exponents, bind_model in shown:
         labels = []
         for m in METHODS:
             hue, values = HUES[m], means[m]
             axis.plot(xs, values, "o", color=hue, markersize=4.5)
-            used = np.asarray(fitted, float)
-            tail = np.log(values[-len(fitted) :])
+            used = np.asarray(bind_model, float)
+            tail = np.log(values[-len(bind_model) :])
             level = tail.mean() - exponents[m].value * np.log(used).mean()
             line = np.exp(level) * used ** exponents[m].value
             axis.plot(used, line, color=hue, linewidth=1.4)

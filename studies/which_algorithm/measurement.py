@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from fafed.algorithms import ALGORITHMS
-from fafed.experiment import Experiment
-from fafed.jobs import run_all
+from fafed.experiments.config import Experiment
+from fafed.experiments.grid import run_all
+from fafed.experiments.rundir import RunDir
+from fafed.experiments.tuning import space
 from fafed.report.curves import make_curves
 from fafed.report.quantities import find_quantity
 from fafed.report.target import Target, reaches
-from fafed.rundir import RunDir
-from fafed.tuning import space
 
 ROOT = Path(__file__).parent.parent.parent
 EXPERIMENTS = Path(__file__).parent / "configs"
@@ -48,7 +48,7 @@ def measure(root: Path, jobs: int) -> dict[str, Any]:
     }
     for part, name in list(chosen):
         partial = files["partial"].with_algorithm(name).algorithm_object(1)
-        if part == "skewed" and not partial.everyone:
+        if part == "skewed" and not partial.requires_all_clients:
             chosen["partial", name] = chosen[part, name]
     final = {
         (part, name, seed): files[part].with_algorithm(name, **dict(step)).changed(seed=seed)

@@ -129,7 +129,9 @@ def _wire(name: str) -> str:
 
 
 def _refusals() -> str:
-    names = [name for name in read_experiment(SKEWED).search if ALGORITHMS[name]().everyone]
+    names = [
+        name for name in read_experiment(SKEWED).search if ALGORITHMS[name]().requires_all_clients
+    ]
     never = listing([class_name(name) for name in names if not _wire(name)])
     optional = listing([class_name(name) for name in names if _wire(name)])
     return f'{never} cannot run without everyone, {optional} only with wire="full".'

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fafed.algorithms import ALGORITHMS
-from fafed.catalogue import Card, card
-from fafed.experiment import Experiment
+from fafed.experiments.config import Experiment
+from fafed.report.algorithm_cards import Card, card
 from fafed.report.numbers import Stat
 from studies.which_algorithm.measurement import EXPERIMENTS, ROOT, TARGETS
 
@@ -47,7 +47,7 @@ class Results:
 
     def accuracy(self, part: str, name: str) -> Stat:
         ends = self.parts[part][name]["accuracy"]
-        return Stat.of([math.nan if end is None else end for end in ends])
+        return Stat.from_values([math.nan if end is None else end for end in ends])
 
     def mean(self, part: str, name: str) -> float:
         return self.accuracy(part, name).mean

@@ -6,13 +6,13 @@ import itertools
 
 import pytest
 import torch
-from paper.amsgrad import local_amsgrad as transcribed
-from paper.central import amsgrad
-from paper.fedavg import fedavg
 from problem import Problem, close
+from transcriptions.amsgrad import local_amsgrad as transcribed
+from transcriptions.central import amsgrad
+from transcriptions.fedavg import fedavg
 
 from fafed import AMSGrad, LocalAMSGrad
-from fafed.schedules import Power
+from fafed.core.schedules import Power
 
 N, Q, R = 4, 3, 6
 COMMON = {"eta": 0.02, "beta1": 0.8, "beta2": 0.9, "eps0": 1e-3}
@@ -60,7 +60,7 @@ def test_schedules_count_local_steps():
     compare(Problem(N), LocalAMSGrad(**COMMON | {"eta": eta}), eta)
 
 
-def test_id24_one_client_and_one_step_is_amsgrad():
+def test_one_client_and_one_step_is_amsgrad():
     p = Problem(1)
     found = p.xs(LocalAMSGrad(**COMMON, warm_share=False), 1, 20)
     xs = amsgrad(p.x0, lambda t, x: p.g(0, t, x), 0.02, 0.8, 0.9, 1e-3, 20)
@@ -68,7 +68,7 @@ def test_id24_one_client_and_one_step_is_amsgrad():
     close(found, p.xs(AMSGrad(**COMMON), 1, 20))
 
 
-def test_id24_the_shared_maximum_never_decreases():
+def test_the_shared_maximum_never_decreases():
     states = Problem(N).shared(LocalAMSGrad(beta2=0.1), Q, 10)
     for before, after in itertools.pairwise(states):
         assert bool((after.vhat >= before.vhat).all())

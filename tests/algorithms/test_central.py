@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paper import central
 from problem import Problem, close
+from transcriptions import central
 
 from fafed import (
     ALGORITHMS,
@@ -19,8 +19,8 @@ from fafed import (
     FedAvg,
     SuperAdam,
 )
-from fafed.catalogue import card
-from fafed.schedules import Power, Schedule
+from fafed.core.schedules import Power, Schedule
+from fafed.report.algorithm_cards import card
 
 T = 12
 CENTRAL = [name for name, cls in ALGORITHMS.items() if cls().population == 1]
@@ -68,7 +68,7 @@ class Constant(Schedule):
         return torch.tensor(0.05, dtype=torch.float64)
 
 
-def test_id7_storm_with_exact_gradients_is_fafed_without_scale():
+def test_storm_with_exact_gradients_is_fafed_without_scale():
     """FAFED's opening step is then STORM's first."""
     p = Problem(1, b="full", B="full")
     storm = p.xs(STORM(eta=0.05, alpha=0.2), 1, T + 1)
@@ -120,7 +120,7 @@ def test_superadam_with_a_given_alpha():
     compare(SuperAdam(0.1, k=1.0, s=3.0, beta=0.9, rho=0.01, alpha=0.2), xs)
 
 
-def test_id8_superadam_with_exact_gradients_is_fafed():
+def test_superadam_with_exact_gradients_is_fafed():
     """eta_t = gamma mu_t; FAFED's step 0 is SuperAdam's step 1."""
     p = Problem(1, b="full", B="full")
     ours = p.xs(SuperAdam(0.1, k=1.0, s=3.0, beta=0.9, rho=0.01, alpha=0.2), 1, T + 1)
@@ -151,7 +151,7 @@ def test_adam_without_bias_correction():
     compare(Adam(0.02, 0.8, 0.7, 0.01, v0=0.3, bias_correction=False), xs)
 
 
-def test_id20_fedadam_with_one_client_and_one_step_is_adam():
+def test_fedadam_with_one_client_and_one_step_is_adam():
     p, eta, tau = Problem(1), 0.05, 0.01
     eps = tau / eta
     ours = p.xs(Adam(0.03, 0.8, 0.7, eps, v0=eps**2, bias_correction=False), 1, T)

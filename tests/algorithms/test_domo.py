@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paper.domo import domo as transcribed
-from paper.fedavg import fedavg, local_sgd
 from problem import Problem, close
+from transcriptions.domo import domo as transcribed
+from transcriptions.fedavg import fedavg, local_sgd
 
 from fafed import DOMO, ConfigError
-from fafed.schedules import Power
+from fafed.core.schedules import Power
 
 N, Q, R = 4, 3, 6
 UNIFORM = [1 / N] * N
@@ -38,7 +38,7 @@ def test_weights():
 
 
 @pytest.mark.parametrize("fusion", ["pre", "intra"])
-def test_id27_the_new_model_is_the_mean_of_the_final_local_ones(fusion):
+def test_the_new_model_is_the_mean_of_the_final_local_ones(fusion):
     p = Problem(N)
     log = transcribed(p.x0, p.g, UNIFORM, Q, R, 0.02, 1.0, 0.7, 0.6, 0.7, fusion)
     for x, (_, _, ends) in zip(p.xs(DOMO(0.02, **MOMENTA, fusion=fusion), Q, R), log, strict=True):
@@ -46,7 +46,7 @@ def test_id27_the_new_model_is_the_mean_of_the_final_local_ones(fusion):
 
 
 @pytest.mark.parametrize("fusion", ["pre", "intra"])
-def test_id27_without_momenta_it_is_fedavg(fusion):
+def test_without_momenta_it_is_fedavg(fusion):
     p = Problem(N)
     expected = fedavg(p.x0, p.g, UNIFORM, Q, R, lambda t: 0.05)
     close(p.xs(DOMO(0.05, mu_s=0.0, mu_l=0.0, fusion=fusion), Q, R), torch.stack(expected))

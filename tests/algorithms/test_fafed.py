@@ -9,14 +9,14 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import strategies as st
-from paper.central import storm, superadam
-from paper.fafed import fafed as transcribed
-from paper.fedavg import fedavg
 from problem import Problem, close
+from transcriptions.central import storm, superadam
+from transcriptions.fafed import fafed as transcribed
+from transcriptions.fedavg import fedavg
 
 from fafed import FAFED
 from fafed.algorithms.fafed import Message
-from fafed.schedules import Power, TheoryMomentum, TheoryStep
+from fafed.core.schedules import Power, TheoryMomentum, TheoryStep
 
 N, T = 4, 24
 
@@ -86,7 +86,7 @@ def test_clipping_applies_to_each_gradient():
     assert_same(*both(Problem(N, clip=0.05), 4), 4)
 
 
-def test_id1_alpha_one_and_no_scale_is_fedavg_after_one_big_step():
+def test_alpha_one_and_no_scale_is_fedavg_after_one_big_step():
     p, q, eta = Problem(N), 3, 0.05
     found = p.xs(FAFED(eta=eta, alpha=1.0, adaptivity="identity"), q, 8)
     start = p.x0 - eta * sum(p.g0(i, p.x0) for i in range(N)) / N
@@ -95,7 +95,7 @@ def test_id1_alpha_one_and_no_scale_is_fedavg_after_one_big_step():
 
 
 @pytest.mark.parametrize("stale", [False, True])
-def test_id3_the_mean_iterate_follows_the_mean_estimate(stale):
+def test_the_mean_iterate_follows_the_mean_estimate(stale):
     p = Problem(N)
     states, log = both(p, 4, settings={"sync_precond": "stale" if stale else "fresh"}, stale=stale)
     assert_same(states, log, 4)
@@ -106,7 +106,7 @@ def test_id3_the_mean_iterate_follows_the_mean_estimate(stale):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.7])  # whatever moves the server
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 0.9, 1.0])
-def test_id4_with_exact_gradients_the_estimate_is_the_mean_local_gradient(alpha, momentum):
+def test_with_exact_gradients_the_estimate_is_the_mean_local_gradient(alpha, momentum):
     p = Problem(N, b="full", B="full")
     run = p.run(FAFED(eta=0.05, alpha=alpha, server_momentum=momentum), 5, 6)
     for _ in run:
@@ -114,7 +114,7 @@ def test_id4_with_exact_gradients_the_estimate_is_the_mean_local_gradient(alpha,
         close(run.state.shared.m, sum(p.full(i, x) for i, x in enumerate(last)) / N)
 
 
-def test_id5_id6_consensus_and_floor():
+def test_id6_consensus_and_floor():
     _, log = both(Problem(N), 4)
     for t in range(1, T + 1):
         spread = max(float((x - log["x"][t][0]).abs().max()) for x in log["x"][t])
@@ -124,7 +124,7 @@ def test_id5_id6_consensus_and_floor():
             assert torch.equal(log["A"][t], log["A"][t - 1])
 
 
-def test_id6_scale_never_falls_below_rho():
+def test_scale_never_falls_below_rho():
     for shared in Problem(N).shared(FAFED(rho=0.3, beta=0.1), 4, 6):
         assert bool((FAFED(rho=0.3).scale(shared.v) >= 0.3).all())
 
@@ -133,14 +133,14 @@ def given(alpha):
     return lambda t: alpha
 
 
-def test_id7_one_client_without_scale_is_storm():
+def test_one_client_without_scale_is_storm():
     p = Problem(1)
     found = p.xs(FAFED(eta=0.05, alpha=0.2, adaptivity="identity"), 1, T)
     xs = storm(p.x0, lambda x: p.g0(0, x), lambda t, x: p.g(0, t, x), constant(0.05), given(0.2), T)
     close(found, torch.stack(xs[1:]))
 
 
-def test_id8_one_client_is_superadam():
+def test_one_client_is_superadam():
     p, gamma, mu = Problem(1), 0.1, Power(1.0, 3.0)
     found = p.xs(
         FAFED(eta=Power(gamma, 3.0), alpha=0.2, beta=0.9, rho=1e-2, first_step_precond=True), 1, T
@@ -159,7 +159,7 @@ def test_id8_one_client_is_superadam():
     close(found, torch.stack(xs[1:]))
 
 
-def test_id9_q_one_without_scale_is_storm_on_the_mean_oracle():
+def test_q_one_without_scale_is_storm_on_the_mean_oracle():
     p = Problem(N)
     found = p.xs(FAFED(eta=0.05, alpha=0.2, adaptivity="identity"), 1, T)
 
@@ -170,7 +170,7 @@ def test_id9_q_one_without_scale_is_storm_on_the_mean_oracle():
     close(found, torch.stack(xs[1:]))
 
 
-def test_id10_the_metric_bounds_the_gradient():
+def test_the_metric_bounds_the_gradient():
     rho, eta = 0.1, 0.05
     p = Problem(N)
     _, log = both(p, 4, rho=rho, eta=eta)

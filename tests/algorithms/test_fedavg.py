@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paper.fedavg import fedavg as transcribed
 from problem import Problem, close
+from transcriptions.fedavg import fedavg as transcribed
 
 from fafed import DOMO, FedAvg
-from fafed.schedules import Power
+from fafed.core.schedules import Power
 
 
 @pytest.mark.parametrize("q", [1, 4])

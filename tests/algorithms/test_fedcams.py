@@ -6,12 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paper.fedcams import fedcams as transcribed
-from paper.fedcams import scaled_sign, top
 from problem import Problem, close
+from transcriptions.fedcams import fedcams as transcribed
+from transcriptions.fedcams import scaled_sign, top
 
-from fafed import FedAMS, FedCAMS, tree
+from fafed import FedAMS, FedCAMS
 from fafed.algorithms.fedopt import Message
+from fafed.engines.mean import Mean
 
 N, Q, R = 4, 3, 6
 UNIFORM = [1 / N] * N
@@ -55,7 +56,7 @@ def test_who_does_not_take_part_keeps_its_error():
     compare(Problem(N), UNIFORM, FedCAMS(**COMMON), scaled_sign, cohorts=cohorts)
 
 
-def test_id23_identity_is_fedams():
+def test_identity_is_fedams():
     p = Problem(N)
     algorithm = FedCAMS(**COMMON, compressor="identity", bias_correction=True)
     expected = p.xs(FedAMS(**COMMON, bias_correction=True), Q, R)
@@ -63,9 +64,9 @@ def test_id23_identity_is_fedams():
 
 
 @pytest.mark.parametrize(("kind", "C"), COMPRESSORS)
-def test_id23_what_was_sent_and_what_is_owed_add_up(kind, C):
+def test_what_was_sent_and_what_is_owed_add_up(kind, C):
     p, sent = Problem(N), [torch.zeros(7, dtype=torch.float64) for _ in range(N)]
-    algorithm, add, calls = FedCAMS(**COMMON, **kind), tree.Mean.add, []
+    algorithm, add, calls = FedCAMS(**COMMON, **kind), Mean.add, []
 
     def spy(self, leaves, weight):
         sent[len(calls) % N] += leaves[0].delta
@@ -73,7 +74,7 @@ def test_id23_what_was_sent_and_what_is_owed_add_up(kind, C):
         add(self, leaves, weight)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tree.Mean, "add", spy)
+        patch.setattr(Mean, "add", spy)
         run = p.run(algorithm, Q, R)
         list(run)
     log = compare(p, UNIFORM, algorithm, C)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paper.central import storm
-from paper.fedavg import fedavg
-from paper.fedglomo import fedglomo as transcribed
 from problem import Problem, close
 from torch import nn
+from transcriptions.central import storm
+from transcriptions.fedavg import fedavg
+from transcriptions.fedglomo import fedglomo as transcribed
 
 from fafed import STORM, FedGLOMO, Model
-from fafed.data.batches import examples_of
-from fafed.schedules import Power
-from fafed.training import build
+from fafed.core.schedules import Power
+from fafed.data.sources.examples import examples_of
+from fafed.training.build import build
 
 N, Q, R = 4, 3, 6
 UNIFORM = [1 / N] * N
@@ -56,7 +56,7 @@ def test_weights_and_a_changing_beta():
     compare(p, [0.1, 0.2, 0.3, 0.4], FedGLOMO(0.05, beta), beta=lambda k: beta(steps_made[k]))
 
 
-def test_id26_with_one_step_it_is_storm_on_the_mean_gradient():
+def test_with_one_step_it_is_storm_on_the_mean_gradient():
     p, eta, beta = Problem(N), 0.05, 0.3
 
     def mean(t, x):
@@ -68,12 +68,12 @@ def test_id26_with_one_step_it_is_storm_on_the_mean_gradient():
     close(p.xs(FedGLOMO(eta, beta), 1, 10), torch.stack(xs))
 
 
-def test_id26_with_one_client_and_one_step_it_is_storm():
+def test_with_one_client_and_one_step_it_is_storm():
     p = Problem(1)
     close(p.xs(FedGLOMO(0.05, 0.3), 1, 12), p.xs(STORM(eta=0.05, alpha=0.3), 1, 12))
 
 
-def test_id26_without_memories_it_is_fedavg():
+def test_without_memories_it_is_fedavg():
     p = Problem(N)
     expected = fedavg(p.x0, p.g, UNIFORM, Q, R, lambda t: 0.05)
     close(p.xs(FedGLOMO(0.05, beta=1.0, lam=0.0), Q, R), torch.stack(expected))

@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 import torch
-from paper.central import adam
-from paper.fedavg import fedavg, server_optimiser
 from problem import Problem, close
+from transcriptions.central import adam
+from transcriptions.fedavg import fedavg, server_optimiser
 
 from fafed import FedAdagrad, FedAdam, FedAMS, FedYogi
 
@@ -56,14 +56,14 @@ def test_bias_correction_equals_the_public_code(algorithm, rule):
     close(p.xs(algorithm, Q, R), torch.stack([x for x, _, _ in expected]))
 
 
-def test_id19_fedadam_with_denominator_one_is_fedavg():
+def test_fedadam_with_denominator_one_is_fedavg():
     p, tau = Problem(N), 0.25
     algorithm = FedAdam(eta=0.05, eta_g=0.7, beta1=0.0, beta2=1.0, tau=tau, v0=(1 - tau) ** 2)
     expected = fedavg(p.x0, p.g, UNIFORM, Q, R, lambda t: 0.05, 0.7)
     close(p.xs(algorithm, Q, R), torch.stack(expected))
 
 
-def test_id20_fedadam_with_one_step_is_adam():
+def test_fedadam_with_one_step_is_adam():
     p, eta = Problem(N), 0.05
     tau = 0.01
     found = p.xs(FedAdam(eta=eta, eta_g=0.03, beta1=0.8, beta2=0.7, tau=tau), 1, R)
@@ -74,7 +74,7 @@ def test_id20_fedadam_with_one_step_is_adam():
     close(found, torch.stack(adam(p.x0, mean, 0.03, 0.8, 0.7, tau / eta, (tau / eta) ** 2, R)))
 
 
-def test_id21_fedyogi_moves_v_little_and_equals_fedadam_at_zero():
+def test_fedyogi_moves_v_little_and_equals_fedadam_at_zero():
     p, beta2 = Problem(N), 0.7
     yogi = FedYogi(**COMMON, beta2=beta2)
     x_old, v_old, t = p.x0, yogi.init(p.x0).v, 1
@@ -94,7 +94,7 @@ def local(p, x, i, t):
     return x
 
 
-def test_id22_fedams_maximum_never_decreases_and_starts_at_its_floor():
+def test_fedams_maximum_never_decreases_and_starts_at_its_floor():
     p = Problem(N)
     states = p.shared(FedAMS(**COMMON, beta2=0.1), Q, R)
     assert bool((states[0].vhat >= 0.01**2).all())
@@ -102,7 +102,7 @@ def test_id22_fedams_maximum_never_decreases_and_starts_at_its_floor():
         assert bool((after.vhat >= before.vhat).all())
 
 
-def test_id22_while_v_grows_fedams_is_fedadam_from_zero():
+def test_while_v_grows_fedams_is_fedadam_from_zero():
     """beta2 = 1 - 1e-3 and few rounds: v only grows, so its maximum is v itself."""
     p, common = Problem(N, b="full"), {**COMMON, "beta2": 0.999}
     a = p.shared(FedAMS(**common, option="amsgrad"), Q, 4)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paper.fedpd import fedpd as transcribed
 from problem import Problem, close
+from transcriptions.fedpd import fedpd as transcribed
+from two_quadratics import limit
 
 from fafed import ConfigError, FedPD
-from fafed.schedules import Power
-from test_laws import limit
+from fafed.core.schedules import Power
 
 N, Q, R = 4, 3, 8
 
@@ -80,7 +80,7 @@ def test_the_coin_is_a_function_of_seed_and_round():
 
 
 @pytest.mark.parametrize("settings", [{}, {"oracle": "II", "period": 3}])
-def test_id16_the_mean_dual_is_the_last_move_of_the_mean_solution(settings):
+def test_the_mean_dual_is_the_last_move_of_the_mean_solution(settings):
     p, mu = Problem(N), 0.5
     run = p.run(FedPD(0.05, mu, **settings), Q, R)
     before = p.x0

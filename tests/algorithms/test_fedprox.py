@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from paper.fedavg import fedavg
-from paper.fedprox import fedprox as transcribed
 from problem import Problem, close
+from transcriptions.fedavg import fedavg
+from transcriptions.fedprox import fedprox as transcribed
+from two_quadratics import QUADRATIC, limit
 
 from fafed import FedPD, FedProx
 from fafed.algorithms.fedprox import Message
-from fafed.schedules import Power
-from test_laws import QUADRATIC, limit
+from fafed.core.schedules import Power
 
 N, Q, R = 4, 3, 6
 UNIFORM = [1 / N] * N
@@ -35,7 +35,7 @@ def test_schedules_and_weights():
 
 
 @pytest.mark.parametrize(("q", "mu"), [(3, 0.0), (1, 5.0)])
-def test_id15_without_mu_or_with_one_step_it_is_fedavg(q, mu):
+def test_without_mu_or_with_one_step_it_is_fedavg(q, mu):
     p = Problem(N)
     expected = fedavg(p.x0, p.g, UNIFORM, q, R, lambda t: 0.05)
     close(p.xs(FedProx(0.05, mu), q, R), torch.stack(expected), 1e-15)

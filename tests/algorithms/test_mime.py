@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paper.fedavg import fedavg
-from paper.mime import mime as transcribed
-from paper.mime import svrg
 from problem import Problem, close
+from transcriptions.fedavg import fedavg
+from transcriptions.mime import mime as transcribed
+from transcriptions.mime import svrg
+from two_quadratics import limit
 
-from fafed import Mime, MimeAdam, MimeLite, tree
-from fafed.schedules import Power
-from test_laws import limit
+from fafed import Mime, MimeAdam, MimeLite
+from fafed.core import tree
+from fafed.core.schedules import Power
+from fafed.engines.mean import Mean
 
 N, Q, R = 4, 3, 6
 UNIFORM = [1 / N] * N
@@ -83,7 +85,7 @@ def test_mimeadam_is_mime_with_adam(settings):
     assert torch.equal(here, p.xs(Mime(0.02, base="adam", **settings), Q, R))
 
 
-def test_id25_mimelite_with_sgd_is_fedavg_at_its_price():
+def test_mimelite_with_sgd_is_fedavg_at_its_price():
     p = Problem(N)
     algorithm = MimeLite(0.05, base="sgd")
     expected = fedavg(p.x0, p.g, UNIFORM, Q, R, lambda t: 0.05)
@@ -93,7 +95,7 @@ def test_id25_mimelite_with_sgd_is_fedavg_at_its_price():
     assert record.bytes_up == record.bytes_down == N * R * p.d * 8
 
 
-def test_id25_mime_with_sgd_and_one_client_is_svrg():
+def test_mime_with_sgd_and_one_client_is_svrg():
     p = Problem(1)
     expected = svrg(p.x0, lambda t, x: p.g(0, t, x), lambda x: p.full(0, x), Q, R, 0.05)
     close(p.xs(Mime(0.05, base="sgd"), Q, R), torch.stack(expected))
@@ -116,15 +118,15 @@ def test_with_exact_gradients_and_equal_clients_mime_is_mimelite(base):
 
 
 @pytest.mark.parametrize("base", BASES)
-def test_id25_the_first_local_direction_is_common(base):
-    p, sent, add = Problem(N), [], tree.Mean.add
+def test_the_first_local_direction_is_common(base):
+    p, sent, add = Problem(N), [], Mean.add
 
     def spy(self, leaves, weight):
         sent.append(leaves[0])
         add(self, leaves, weight)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tree.Mean, "add", spy)
+        patch.setattr(Mean, "add", spy)
         list(p.run(Mime(0.02, base=base, **NUMBERS), 1, 3))
     assert len(sent) == 3 * 2 * N
     for start in range(N, len(sent), 2 * N):  # the second exchange of each round

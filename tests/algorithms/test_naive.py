@@ -9,13 +9,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from paper.naive import naive as transcribed
 from problem import Problem, close
+from transcriptions.naive import naive as transcribed
 
 from fafed import FAFED, FedAvg, NaiveAdaptiveFedAvg
-from fafed.data.batches import Examples
-from fafed.objective import Function
-from fafed.training import build
+from fafed.data.sources.examples import Examples
+from fafed.objectives.function import Function
+from fafed.training.build import build
 
 
 def loss(x, data):
@@ -52,12 +52,12 @@ def test_zero_gradient_makes_no_step():
     assert float(run.state.shared.x) == 0.5
 
 
-def test_id12_the_papers_first_step():
+def test_the_papers_first_step():
     assert path(NaiveAdaptiveFedAvg(0.1, 0.5), 1, 1) == pytest.approx([10.0471405], abs=5e-8)
 
 
 @pytest.mark.parametrize("q", [1, 10, 20])
-def test_id12_closed_form_and_reference_values(q):
+def test_closed_form_and_reference_values(q):
     eta, beta, T = 0.1, 0.5, 100
     found = path(NaiveAdaptiveFedAvg(eta, beta), q, T)
     closed = 10 + eta / 3 * np.cumsum((1 - beta ** np.arange(1, T + 1)) ** -0.5)
@@ -68,12 +68,12 @@ def test_id12_closed_form_and_reference_values(q):
         assert found[9] == pytest.approx(10.3567340, abs=2e-7)
 
 
-def test_id12_long_runs():
+def test_long_runs():
     assert path(NaiveAdaptiveFedAvg(0.1, 0.5), 1, 600)[-1] == pytest.approx(30.0234169, abs=2e-7)
     assert path(NaiveAdaptiveFedAvg(0.1, 0.5), 300, 600)[-1] == pytest.approx(37.81, abs=5e-3)
 
 
-def test_id12_the_drift_changes_sign_at_rho_6():
+def test_the_drift_changes_sign_at_rho_6():
     def drift(rho):  # after v has settled; proportional to 4/(2+rho) - 6/(6+rho)
         x = path(NaiveAdaptiveFedAvg(0.01, 0.5, rho), 1, 70)
         return x[-1] - x[-2]
@@ -86,7 +86,7 @@ def test_id12_the_drift_changes_sign_at_rho_6():
 
 @pytest.mark.parametrize("alpha", [0.1, 0.9])
 @pytest.mark.parametrize("q", [1, 5, 10])
-def test_id13_fafed_moves_to_the_optimum(alpha, q):
+def test_fafed_moves_to_the_optimum(alpha, q):
     eta, rho, T = 0.1, 0.01, 100
     found = path(FAFED(eta, alpha, beta=0.5, rho=rho), q, T)
     t = np.arange(q, T + 1, q) + 1  # after round r the model is xbar_{rq+1}
@@ -94,7 +94,7 @@ def test_id13_fafed_moves_to_the_optimum(alpha, q):
     np.testing.assert_allclose(found, closed, rtol=0, atol=1e-11)
 
 
-def test_id13_reference_values():
+def test_reference_values():
     found = path(FAFED(0.1, 0.1, beta=0.5, rho=0.01), 1, 300)
     assert found[98] == pytest.approx(8.2144528, abs=5e-8)  # xbar_100
     assert found[298] == pytest.approx(4.7419669, abs=5e-8)  # xbar_300

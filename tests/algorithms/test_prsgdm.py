@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paper.fedavg import fedavg
-from paper.prsgdm import heavy_ball
-from paper.prsgdm import prsgdm as transcribed
 from problem import Problem, close
+from transcriptions.fedavg import fedavg
+from transcriptions.prsgdm import heavy_ball
+from transcriptions.prsgdm import prsgdm as transcribed
 
 from fafed import PRSGDM
-from fafed.schedules import Power
+from fafed.core.schedules import Power
 
 N, Q, R = 4, 3, 6
 UNIFORM = [1 / N] * N
@@ -32,7 +32,7 @@ def test_schedules_count_local_steps():
     close(p.xs(PRSGDM(eta, 0.8), Q, R), torch.stack([x[0] for x, _, _ in log[Q - 1 :: Q]]))
 
 
-def test_id14_the_means_follow_heavy_ball_on_the_mean_gradient():
+def test_the_means_follow_heavy_ball_on_the_mean_gradient():
     p, eta, beta = Problem(N), 0.02, 0.8
     log = transcribed(p.x0, p.g, N, Q, Q * R, lambda t: eta, beta)
     x_bar, u_bar = p.x0, torch.zeros_like(p.x0)
@@ -47,7 +47,7 @@ def test_id14_the_means_follow_heavy_ball_on_the_mean_gradient():
 
 
 @pytest.mark.parametrize("kind", ["polyak", "nesterov"])
-def test_id14_without_memory_is_fedavg(kind):
+def test_without_memory_is_fedavg(kind):
     p = Problem(N)
     expected = fedavg(p.x0, p.g, UNIFORM, Q, R, lambda t: 0.05)
     close(p.xs(PRSGDM(0.05, 0.0, momentum=kind), Q, R), torch.stack(expected))

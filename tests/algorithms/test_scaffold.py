@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paper.fedavg import fedavg
-from paper.fedavg import scaffold as transcribed
 from problem import Problem, close
+from transcriptions.fedavg import fedavg
+from transcriptions.fedavg import scaffold as transcribed
 
 from fafed import SCAFFOLD, ConfigError
-from fafed.schedules import Power
+from fafed.core.schedules import Power
 
 N, Q, R = 4, 3, 6
 UNIFORM = [1 / N] * N
@@ -74,7 +74,7 @@ def test_partial_participation(weights):
         close(run.state.shared.c, sum(w * own for w, own in zip(weight, ci, strict=True)))
 
 
-def test_id17_c_is_the_mean_and_the_last_displacement():
+def test_c_is_the_mean_and_the_last_displacement():
     p = Problem(N)
     run = p.run(SCAFFOLD(0.05, 0.6, wire="full"), Q, R)
     x_old = p.x0
@@ -86,18 +86,18 @@ def test_id17_c_is_the_mean_and_the_last_displacement():
         x_old = shared.x
 
 
-def test_id17_the_first_round_is_fedavg():
+def test_the_first_round_is_fedavg():
     p = Problem(N)
     found = p.xs(SCAFFOLD(0.05), Q, 1)[0]
     assert torch.allclose(found, fedavg(p.x0, p.g, UNIFORM, Q, 1, lambda t: 0.05)[0], atol=1e-15)
 
 
-def test_id17_one_client_is_sgd():
+def test_one_client_is_sgd():
     p = Problem(1)
     close(p.xs(SCAFFOLD(0.05), Q, R), torch.stack(fedavg(p.x0, p.g, [1.0], Q, R, lambda t: 0.05)))
 
 
-def test_id18_compact_wire_halves_the_bytes_and_changes_nothing():
+def test_compact_wire_halves_the_bytes_and_changes_nothing():
     p = Problem(N)
     full, compact = (p.run(SCAFFOLD(0.05, wire=w), Q, R) for w in ("full", "compact"))
     (*_, a), (*_, b) = full, compact

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paper.stem import stem as transcribed
 from problem import Problem, close
+from transcriptions.stem import stem as transcribed
 
 from fafed import FAFED, PRSGDM, STEM
-from fafed.schedules import Power, StemMomentum, StemStep
+from fafed.core.schedules import Power, StemMomentum, StemStep
 
 
 @pytest.mark.parametrize("q", [1, 3, 6])
@@ -20,7 +20,7 @@ from fafed.schedules import Power, StemMomentum, StemStep
         (StemStep(0.2, 4, 3, 2), StemMomentum(0.2, 4, 3, 2)),
     ],
 )
-def test_id2_equals_its_own_pseudo_code(q, eta, alpha):
+def test_equals_its_own_pseudo_code(q, eta, alpha):
     p, T = Problem(4), 12
 
     def own(rate):  # STEM counts from 1 where we count from 0
@@ -33,7 +33,7 @@ def test_id2_equals_its_own_pseudo_code(q, eta, alpha):
 
 
 @pytest.mark.parametrize("more", [{}, {"server_momentum": 0.8}, {"old_grad_scale": 0.5}])
-def test_id2_equals_fafed_without_scale_bit_for_bit(more):
+def test_equals_fafed_without_scale_bit_for_bit(more):
     p = Problem(4)
     ours = p.xs(STEM(0.05, 0.1, **more), 4, 5)
     assert torch.equal(ours, p.xs(FAFED(0.05, 0.1, adaptivity="identity", **more), 4, 5))

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from fafed import data
-from fafed.data import cache
+from fafed.data.datasets import cache
 
 
 class Server(ThreadingHTTPServer):

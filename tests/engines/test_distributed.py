@@ -15,9 +15,10 @@ import torch
 from on_ranks import ROUNDS, SAVED, STEPS, cases, plain
 from problem import Problem
 
-from fafed import Mime, checkpoint
+from fafed import Mime
+from fafed.experiments import checkpoint
 
-SCRIPT = Path(__file__).parent / "on_ranks.py"
+SCRIPT = Path(__file__).parents[1] / "helpers" / "on_ranks.py"
 
 
 @contextlib.contextmanager

@@ -20,12 +20,12 @@ NBSP = "\u00a0"
 
 
 def test_std_is_the_sample_one_and_absent_for_one_seed() -> None:
-    assert Stat.of([1.0, 3.0]) == Stat(2.0, math.sqrt(2), 2)
-    assert Stat.of([5.0]) == Stat(5.0, None, 1)
+    assert Stat.from_values([1.0, 3.0]) == Stat(2.0, math.sqrt(2), 2)
+    assert Stat.from_values([5.0]) == Stat(5.0, None, 1)
 
 
 def test_one_diverged_seed_spoils_the_mean() -> None:
-    stat = Stat.of([1.0, math.inf])
+    stat = Stat.from_values([1.0, math.inf])
     assert math.isnan(stat.mean)
     assert stat.std is None
     assert spread(stat) == "not finite"

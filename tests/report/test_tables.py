@@ -15,8 +15,8 @@ def test_a_row_is_the_last_common_round() -> None:
     (row,) = table([plain_run(0.7, 0.6, 0.5), plain_run(0.6, 0.8, seed=1)])
     assert (row.label, row.seeds, row.rounds) == ("fafed", 2, 2)
     assert row.train_loss == Stat(0.5, 0.0, 2)
-    assert row.final["accuracy"] == Stat.of([0.6, 0.8])
-    assert row.best["accuracy"] == Stat.of([0.7, 0.8])
+    assert row.final["accuracy"] == Stat.from_values([0.6, 0.8])
+    assert row.best["accuracy"] == Stat.from_values([0.7, 0.8])
     assert row.gradients.mean == 20
     assert (row.bytes_up.mean, row.bytes_down.mean, row.seconds.mean) == (200, 400, 1.0)
 

@@ -40,8 +40,8 @@ def test_costs_are_means_over_the_first_rounds_that_meet_the_target() -> None:
     target = choose_target(curves, primary(runs), 0.55)
     assert target is not None
     fast, slow = reaches(curves, target)
-    assert fast.costs["rounds"] == Stat.of([2.0, 3.0])
-    assert fast.costs["bytes"] == Stat.of([600.0, 900.0])
+    assert fast.costs["rounds"] == Stat.from_values([2.0, 3.0])
+    assert fast.costs["bytes"] == Stat.from_values([600.0, 900.0])
     assert slow.costs["rounds"] == Stat(3.0, None, 1)
 
 

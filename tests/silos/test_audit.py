@@ -16,13 +16,13 @@ from fafed import FafedError
 from fafed.cli import app
 from fafed.files import Damaged
 from fafed.silos.audit import Audit, verify
-from fafed.silos.messages import Place
+from fafed.silos.messages import ExchangeId
 
 
 def note(path, *numbers, who="server"):
     audit = Audit(path, who)
     for number in numbers:
-        audit.note("sent", "a", "request", Place("run", number), 10, "digest")
+        audit.note("sent", "a", "request", ExchangeId("run", number), 10, "digest")
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from fafed import plugins
-from fafed.algorithm import Algorithm
 from fafed.algorithms.amsgrad import LocalAMSGrad
 from fafed.algorithms.central import SPIDER, STORM, Adam, AMSGrad, SuperAdam
 from fafed.algorithms.domo import DOMO
@@ -19,6 +17,8 @@ from fafed.algorithms.naive import NaiveAdaptiveFedAvg
 from fafed.algorithms.prsgdm import PRSGDM
 from fafed.algorithms.scaffold import SCAFFOLD
 from fafed.algorithms.stem import STEM
+from fafed.core import plugins
+from fafed.core.algorithm import Algorithm
 from fafed.errors import ConfigError, nearest
 
 ALGORITHMS: dict[str, type[Algorithm]] = {

@@ -24,20 +24,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fafed.algorithm import (
-    Algorithm,
-    Batches,
-    Exchange,
-    Grad,
-    Trip,
-    above,
-    between,
-    counter,
-    hyper,
-    one_of,
-    switch,
-)
-from fafed.schedules import Rate, at
+from fafed.core.algorithm import Algorithm, Exchange, Grad, RoundInfo, counter
+from fafed.core.batch import Batches
+from fafed.core.hyper import above, between, hyper, one_of, switch
+from fafed.core.schedules import Rate, at
 
 
 class Shared(NamedTuple):
@@ -107,7 +97,7 @@ class LocalAMSGrad(Algorithm):
     ) -> tuple[Local, Estimate]:
         return local, Estimate(grad(down.x, batches.anchor) ** 2)
 
-    def share(self, shared: Shared, mean: Estimate, trip: Trip) -> Shared:
+    def share(self, shared: Shared, mean: Estimate, info: RoundInfo) -> Shared:
         return shared._replace(vhat=torch.maximum(shared.vhat, mean.v))
 
     def local(
@@ -127,9 +117,9 @@ class LocalAMSGrad(Algorithm):
             return kept, Message(x, m[:0], v)
         return kept, Message(before, m, v)  # the q-th move is the server's
 
-    def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:
+    def server(self, shared: Shared, mean: Message, info: RoundInfo) -> Shared:
         x, m, v = mean
-        t = shared.t + trip.steps
+        t = shared.t + info.steps
         vhat = torch.maximum(shared.vhat, v)
         if self.timing == "fresh":
             x = x - at(self.eta, t) * m / vhat.sqrt()

@@ -29,24 +29,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fafed.algorithm import (
-    Algorithm,
-    Batches,
-    Draw,
-    Exchange,
-    Grad,
-    Trip,
-    above,
-    at_least,
-    between,
-    counter,
-    hyper,
-    one_of,
-    optional,
-    switch,
-)
 from fafed.algorithms.fedopt import unbias
-from fafed.schedules import Rate, at
+from fafed.core.algorithm import Algorithm, Exchange, Grad, RoundInfo, counter
+from fafed.core.batch import Batches, Draw
+from fafed.core.hyper import above, at_least, between, hyper, one_of, optional, switch
+from fafed.core.schedules import Rate, at
 
 
 class Shared(NamedTuple):
@@ -69,8 +56,8 @@ class Central(Algorithm):
     def init(self, x: Tensor) -> Shared:
         return Shared(x, counter(x))
 
-    def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:
-        return Shared(mean.x, shared.t + trip.steps)
+    def server(self, shared: Shared, mean: Message, info: RoundInfo) -> Shared:
+        return Shared(mean.x, shared.t + info.steps)
 
 
 def after_the_first(n: Tensor) -> Tensor:

@@ -22,17 +22,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fafed.algorithm import (
-    Algorithm,
-    Batches,
-    Grad,
-    Trip,
-    above,
-    between,
-    hyper,
-    one_of,
-    optional,
-)
+from fafed.core.algorithm import Algorithm, Grad, RoundInfo
+from fafed.core.batch import Batches
+from fafed.core.hyper import above, between, hyper, one_of, optional
 
 
 class Shared(NamedTuple):
@@ -77,7 +69,7 @@ class DOMO(Algorithm):
         return self.wire == "compact"
 
     @property
-    def everyone(self) -> bool:
+    def requires_all_clients(self) -> bool:
         return self.compact
 
     def init(self, x: Tensor) -> Shared:
@@ -106,6 +98,6 @@ class DOMO(Algorithm):
             total = total + u
         return Local(x if self.compact else x[:0]), Message(total / q)
 
-    def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:
+    def server(self, shared: Shared, mean: Message, info: RoundInfo) -> Shared:
         m = self.mu_s * shared.m + mean.d
-        return Shared(shared.x - self.eta_g * self.eta * trip.steps * m, m)
+        return Shared(shared.x - self.eta_g * self.eta * info.steps * m, m)

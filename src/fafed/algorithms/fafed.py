@@ -30,24 +30,14 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from fafed.algorithm import (
-    Algorithm,
-    Batches,
-    Exchange,
-    Grad,
-    Rule,
-    Trip,
-    above,
-    at_least,
-    between,
-    counter,
-    hyper,
-    one_of,
-    switch,
-)
-from fafed.schedules import Rate, along, at
-from fafed.vectors import collected, corrected, pushed, step
-from fafed.walks import Settings, Tracked, track
+from fafed.algorithms._momentum import add_server_momentum
+from fafed.core.algorithm import Algorithm, Exchange, Grad, RoundInfo, counter
+from fafed.core.batch import Batches
+from fafed.core.hyper import Rule, above, at_least, between, hyper, one_of, switch
+from fafed.core.local_steps import Settings, Tracked, track
+from fafed.core.schedules import Rate, along, at
+from fafed.core.vectors import step
+from fafed.kernels.vectors import corrected, ema_of_squares
 
 Statistic = Callable[[Tensor | None, Tensor], Tensor]
 
@@ -165,7 +155,7 @@ class FAFED(Algorithm):
         g = grad(down.x, batches.anchor.for_step())
         return local, Estimate(g, self.sent(self.collect(None, g)))
 
-    def first_step(self, shared: Shared, mean: Estimate, trip: Trip) -> Shared:
+    def first_step(self, shared: Shared, mean: Estimate, info: RoundInfo) -> Shared:
         m, v = mean
         A = self.scale(v) if self.first_step_precond else 1.0
         x = shared.x - at(self.eta, shared.t) * m / A
@@ -209,15 +199,15 @@ class FAFED(Algorithm):
             before, x = x, self.move(x, rate, m, settings.A)
         return Tracked(x, before, m, v)
 
-    def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:
+    def server(self, shared: Shared, mean: Message, info: RoundInfo) -> Shared:
         x, m, v = mean
-        t, ema = shared.t + trip.steps, shared.ema
+        t, ema = shared.t + info.steps, shared.ema
         if self.adaptivity == "amsgrad":
-            ema = self.beta**trip.steps * ema + v
+            ema = self.beta**info.steps * ema + v
             v = torch.maximum(shared.v, ema)
         if self.sync_precond == "fresh":
             x = self.move(x, at(self.eta, t), m, self.scale(v))
-        x, last = pushed(x, shared.x, shared.last, self.server_momentum)
+        x, last = add_server_momentum(x, shared.x, shared.last, self.server_momentum)
         return Shared(x, m, v, t, torch.ones_like(shared.keep), ema, last)
 
     def regroup(self, shared: Shared) -> Shared:
@@ -238,7 +228,7 @@ class FAFED(Algorithm):
         match self.adaptivity:
             case "adam" | "amsgrad":
                 if v is not None:
-                    return collected(v, self.beta, g)
+                    return ema_of_squares(v, self.beta, g)
                 new = g**2
             case "global" | "adagrad_norm":
                 new = (g @ g).reshape(1) / (len(g) if self.per_dim else 1)
@@ -280,7 +270,7 @@ class FAFED(Algorithm):
             return step(x, rate, m if not isinstance(A, Tensor) else m / A)
         return torch.addcdiv(x, m, A, value=-rate)
 
-    def fitted(self, sizes: Sequence[int]) -> Self:
+    def bind_model(self, sizes: Sequence[int]) -> Self:
         if self.adaptivity == "block" and not self.blocks:
             return replace(self, blocks=tuple(sizes))
         return self

@@ -18,10 +18,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fafed.algorithm import Algorithm, Batches, Grad, Trip, above, between, counter, hyper
-from fafed.schedules import Rate, along
-from fafed.vectors import pushed
-from fafed.walks import descend
+from fafed.algorithms._momentum import add_server_momentum
+from fafed.core.algorithm import Algorithm, Grad, RoundInfo, counter
+from fafed.core.batch import Batches
+from fafed.core.hyper import above, between, hyper
+from fafed.core.local_steps import descend
+from fafed.core.schedules import Rate, along
 
 
 class Shared(NamedTuple):
@@ -71,7 +73,7 @@ class FedAvg(Algorithm):
         x = descend(grad, x, along(self.eta, t, len(batches)), batches)
         return local, Message(x - down.x)
 
-    def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:
+    def server(self, shared: Shared, mean: Message, info: RoundInfo) -> Shared:
         x = shared.x + self.eta_g * mean.delta
-        x, last = pushed(x, shared.x, shared.last, self.server_momentum)
-        return Shared(x, shared.t + trip.steps, last)
+        x, last = add_server_momentum(x, shared.x, shared.last, self.server_momentum)
+        return Shared(x, shared.t + info.steps, last)

@@ -21,20 +21,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fafed.algorithm import (
-    Algorithm,
-    Batches,
-    Grad,
-    Rule,
-    Trip,
-    above,
-    between,
-    hyper,
-    one_of,
-    switch,
-)
 from fafed.algorithms.fedopt import Down, FedAMS, Message, SharedAMS
-from fafed.schedules import Rate
+from fafed.core.algorithm import Algorithm, Grad, RoundInfo
+from fafed.core.batch import Batches
+from fafed.core.hyper import Rule, above, between, hyper, one_of, switch
+from fafed.core.schedules import Rate
 
 
 class Local(NamedTuple):
@@ -93,8 +84,8 @@ class FedCAMS(Algorithm):
         sent = self.compressed(s)
         return Local(s - sent), Message(sent)
 
-    def server(self, shared: SharedAMS, mean: Message, trip: Trip) -> SharedAMS:
-        return self.fedams.server(shared, mean, trip)
+    def server(self, shared: SharedAMS, mean: Message, info: RoundInfo) -> SharedAMS:
+        return self.fedams.server(shared, mean, info)
 
     # The compressors.
 

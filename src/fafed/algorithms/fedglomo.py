@@ -22,21 +22,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fafed.algorithm import (
-    Algorithm,
-    Batch,
-    Batches,
-    Draw,
-    Exchange,
-    Grad,
-    Trip,
-    above,
-    between,
-    counter,
-    hyper,
-    one_of,
-)
-from fafed.schedules import Rate, at
+from fafed.core.algorithm import Algorithm, Exchange, Grad, RoundInfo, counter
+from fafed.core.batch import Batch, Batches, Draw
+from fafed.core.hyper import above, between, hyper, one_of
+from fafed.core.schedules import Rate, at
 
 
 class Shared(NamedTuple):
@@ -117,9 +106,9 @@ class FedGLOMO(Algorithm):
             g = g + self.lam * (v - grad(before, batch))
         return Lane(z - self.eta * g, z, g)
 
-    def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:
+    def server(self, shared: Shared, mean: Message, info: RoundInfo) -> Shared:
         x, before, u, t = shared
-        t = t + trip.steps
+        t = t + info.steps
         if len(before):
             beta = at(self.beta, t)
             u = beta * mean.d + (1 - beta) * (u + mean.change)

@@ -25,22 +25,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fafed.algorithm import (
-    Algorithm,
-    Batches,
-    Grad,
-    Trip,
-    above,
-    at_least,
-    between,
-    counter,
-    hyper,
-    one_of,
-    optional,
-    switch,
-)
-from fafed.schedules import Rate, along
-from fafed.walks import descend
+from fafed.core.algorithm import Algorithm, Grad, RoundInfo, counter
+from fafed.core.batch import Batches
+from fafed.core.hyper import above, at_least, between, hyper, one_of, optional, switch
+from fafed.core.local_steps import descend
+from fafed.core.schedules import Rate, along
 
 
 class Down(NamedTuple):
@@ -109,13 +98,13 @@ class FedOpt(ServerOptimiser):
         start = self.tau**2 if self.v0 is None else self.v0
         return Shared(x, torch.zeros_like(x), torch.full_like(x, start), counter(x), counter(x))
 
-    def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:
+    def server(self, shared: Shared, mean: Message, info: RoundInfo) -> Shared:
         x, m, v, t, r = shared
         m = self.beta1 * m + (1 - self.beta1) * mean.delta
         v = self.second_moment(v, mean.delta)
         first, second = self.corrected(m, v, r + 1)
         x = x + self.eta_g * first / (second.sqrt() + self.tau)
-        return Shared(x, m, v, t + trip.steps, r + 1)
+        return Shared(x, m, v, t + info.steps, r + 1)
 
 
 @dataclass(frozen=True)
@@ -188,7 +177,7 @@ class FedAMS(ServerOptimiser):
         zero = torch.zeros_like(x)
         return SharedAMS(x, zero, zero, zero, counter(x), counter(x))
 
-    def server(self, shared: SharedAMS, mean: Message, trip: Trip) -> SharedAMS:
+    def server(self, shared: SharedAMS, mean: Message, info: RoundInfo) -> SharedAMS:
         x, m, v, vhat, t, r = shared
         r = r + 1
         m = self.beta1 * m + (1 - self.beta1) * mean.delta
@@ -201,4 +190,4 @@ class FedAMS(ServerOptimiser):
             first, second = unbias(m, self.beta1, r), unbias(vhat, self.beta2, r)
         floor = self.tau if self.option == "amsgrad" else 0.0
         x = x + self.eta_g * first / (second.sqrt() + floor)
-        return SharedAMS(x, m, v, vhat, t + trip.steps, r)
+        return SharedAMS(x, m, v, vhat, t + info.steps, r)

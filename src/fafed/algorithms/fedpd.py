@@ -26,23 +26,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fafed import randomness
-from fafed.algorithm import (
-    Algorithm,
-    Batches,
-    Draw,
-    Exchange,
-    Grad,
-    Rule,
-    Trip,
-    above,
-    between,
-    counter,
-    hyper,
-    integer,
-    one_of,
-)
-from fafed.schedules import Rate, at
+from fafed.core import randomness
+from fafed.core.algorithm import Algorithm, Exchange, Grad, RoundInfo, counter
+from fafed.core.batch import Batches, Draw
+from fafed.core.hyper import Rule, above, between, hyper, integer, one_of
+from fafed.core.schedules import Rate, at
 
 
 class Shared(NamedTuple):
@@ -85,7 +73,7 @@ class FedPD(Algorithm):
     seed: int = hyper(0, integer(0), "of the coin that decides so")
 
     @property
-    def everyone(self) -> bool:
+    def requires_all_clients(self) -> bool:
         return True
 
     def talks(self, r: Tensor) -> bool:
@@ -134,6 +122,6 @@ class FedPD(Algorithm):
         kept = Local(y, lam, z if self.may_be_silent else z[:0], g if recursive else g[:0])
         return kept, Message(z if self.talks(down.r + 1) else z[:0])
 
-    def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:
+    def server(self, shared: Shared, mean: Message, info: RoundInfo) -> Shared:
         x = mean.x if len(mean.x) else shared.x
-        return Shared(x, shared.t + trip.steps, shared.r + 1)
+        return Shared(x, shared.t + info.steps, shared.r + 1)

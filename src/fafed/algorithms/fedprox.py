@@ -15,9 +15,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fafed.algorithm import Algorithm, Batches, Grad, Trip, above, at_least, counter, hyper
-from fafed.schedules import Rate, at
-from fafed.vectors import step
+from fafed.core.algorithm import Algorithm, Grad, RoundInfo, counter
+from fafed.core.batch import Batches
+from fafed.core.hyper import above, at_least, hyper
+from fafed.core.schedules import Rate, at
+from fafed.core.vectors import step
 
 
 class Shared(NamedTuple):
@@ -53,5 +55,5 @@ class FedProx(Algorithm):
             y = step(y, at(self.eta, t + k), grad(y, batch) + self.mu * (y - x))
         return local, Message(y - x)
 
-    def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:
-        return Shared(shared.x + mean.delta, shared.t + trip.steps)
+    def server(self, shared: Shared, mean: Message, info: RoundInfo) -> Shared:
+        return Shared(shared.x + mean.delta, shared.t + info.steps)

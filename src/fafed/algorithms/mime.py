@@ -31,23 +31,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fafed.algorithm import (
-    Algorithm,
-    Batch,
-    Batches,
-    Draw,
-    Exchange,
-    Grad,
-    Trip,
-    above,
-    between,
-    counter,
-    hyper,
-    one_of,
-    switch,
-)
-from fafed.schedules import Rate, at
-from fafed.vectors import step
+from fafed.core.algorithm import Algorithm, Exchange, Grad, RoundInfo, counter
+from fafed.core.batch import Batch, Batches, Draw
+from fafed.core.hyper import above, between, hyper, one_of, switch
+from fafed.core.schedules import Rate, at
+from fafed.core.vectors import step
 
 
 class Shared(NamedTuple):
@@ -157,7 +145,7 @@ class Mime(BaseOptimiser):
     ) -> tuple[Local, Gradient]:
         return Local(down.x), Gradient(grad(down.x, self.anchor_batch(batches)))
 
-    def collect(self, shared: Shared, mean: Gradient, trip: Trip) -> Shared:
+    def collect(self, shared: Shared, mean: Gradient, info: RoundInfo) -> Shared:
         if int(shared.t) == 0 and not self.cold_start:
             shared = self.started(shared, mean.h)
         return shared._replace(c=mean.h)
@@ -175,10 +163,10 @@ class Mime(BaseOptimiser):
             y = step(y, at(self.eta, t + k), self.direction(g, m, v))
         return Local(x[:0]), Message(y - x)
 
-    def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:
+    def server(self, shared: Shared, mean: Message, info: RoundInfo) -> Shared:
         x, m, v, c, t = shared
         m, v = self.renewed(c, m, v)
-        return Shared(x + self.eta_g * mean.delta, m, v, c[:0], t + trip.steps)
+        return Shared(x + self.eta_g * mean.delta, m, v, c[:0], t + info.steps)
 
 
 @dataclass(frozen=True)
@@ -205,7 +193,7 @@ class MimeLite(BaseOptimiser):
     ) -> tuple[tuple[()], Gradient]:
         return local, Gradient(grad(down.x, self.anchor_batch(batches)))
 
-    def start(self, shared: Shared, mean: Gradient, trip: Trip) -> Shared:
+    def start(self, shared: Shared, mean: Gradient, info: RoundInfo) -> Shared:
         return self.started(shared, mean.h)
 
     def exchanges(self) -> tuple[Exchange, ...]:
@@ -222,10 +210,10 @@ class MimeLite(BaseOptimiser):
         h = grad(x, self.anchor_batch(batches)) if self.has_statistics else x[:0]
         return local, LiteMessage(y - x, h)
 
-    def server(self, shared: Shared, mean: LiteMessage, trip: Trip) -> Shared:
+    def server(self, shared: Shared, mean: LiteMessage, info: RoundInfo) -> Shared:
         x, m, v, none, t = shared
         m, v = self.renewed(mean.h, m, v)
-        return Shared(x + self.eta_g * mean.delta, m, v, none, t + trip.steps)
+        return Shared(x + self.eta_g * mean.delta, m, v, none, t + info.steps)
 
 
 @dataclass(frozen=True)
@@ -272,5 +260,5 @@ class MimeAdam(Algorithm):
     ) -> tuple[Local, Message]:
         return self.mime.local(grad, down, local, batches)
 
-    def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:
-        return self.mime.server(shared, mean, trip)
+    def server(self, shared: Shared, mean: Message, info: RoundInfo) -> Shared:
+        return self.mime.server(shared, mean, info)

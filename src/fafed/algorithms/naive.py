@@ -16,19 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fafed.algorithm import (
-    Algorithm,
-    Batches,
-    Grad,
-    Trip,
-    above,
-    at_least,
-    between,
-    counter,
-    hyper,
-    one_of,
-)
-from fafed.schedules import Rate, at
+from fafed.core.algorithm import Algorithm, Grad, RoundInfo, counter
+from fafed.core.batch import Batches
+from fafed.core.hyper import above, at_least, between, hyper, one_of
+from fafed.core.schedules import Rate, at
 
 
 class Shared(NamedTuple):
@@ -81,5 +72,5 @@ class NaiveAdaptiveFedAvg(Algorithm):
             x = x - at(self.eta, t + k) * torch.where(root > 0, g / root, 0.0)
         return Local(v, m), Message(x)
 
-    def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:
-        return Shared(mean.x, shared.t + trip.steps)
+    def server(self, shared: Shared, mean: Message, info: RoundInfo) -> Shared:
+        return Shared(mean.x, shared.t + info.steps)

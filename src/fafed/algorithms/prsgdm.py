@@ -17,19 +17,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fafed.algorithm import (
-    Algorithm,
-    Batches,
-    Grad,
-    Trip,
-    above,
-    between,
-    counter,
-    hyper,
-    one_of,
-)
-from fafed.schedules import Rate, at
-from fafed.vectors import step
+from fafed.core.algorithm import Algorithm, Grad, RoundInfo, counter
+from fafed.core.batch import Batches
+from fafed.core.hyper import above, between, hyper, one_of
+from fafed.core.schedules import Rate, at
+from fafed.core.vectors import step
 
 
 class Shared(NamedTuple):
@@ -87,5 +79,5 @@ class PRSGDM(Algorithm):
         sent = u if self.u_sync == "average" else u[:0]
         return Local(kept), Message(x, sent)
 
-    def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:
-        return Shared(mean.x, mean.u, shared.t + trip.steps)
+    def server(self, shared: Shared, mean: Message, info: RoundInfo) -> Shared:
+        return Shared(mean.x, mean.u, shared.t + info.steps)

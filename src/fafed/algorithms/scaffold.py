@@ -21,23 +21,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fafed.algorithm import (
-    Algorithm,
-    Batches,
-    Draw,
-    Exchange,
-    Grad,
-    Trip,
-    above,
-    between,
-    counter,
-    hyper,
-    one_of,
-)
+from fafed.algorithms._momentum import add_server_momentum
+from fafed.core.algorithm import Algorithm, Exchange, Grad, RoundInfo, counter
+from fafed.core.batch import Batches, Draw
+from fafed.core.hyper import above, between, hyper, one_of
+from fafed.core.local_steps import descend
+from fafed.core.schedules import Rate, along
 from fafed.errors import ConfigError
-from fafed.schedules import Rate, along
-from fafed.vectors import pushed
-from fafed.walks import descend
 
 
 class Shared(NamedTuple):
@@ -108,7 +98,7 @@ class SCAFFOLD(Algorithm):
         return self.wire == "compact"
 
     @property
-    def everyone(self) -> bool:
+    def requires_all_clients(self) -> bool:
         return self.compact
 
     def init(self, x: Tensor) -> Shared:
@@ -146,7 +136,7 @@ class SCAFFOLD(Algorithm):
         kept = x if self.compact else x[:0]
         return Local(c_new, kept, self.eta_g * reach), Message(y - x, dc)
 
-    def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:
+    def server(self, shared: Shared, mean: Message, info: RoundInfo) -> Shared:
         x = shared.x + self.eta_g * mean.dy
-        x, last = pushed(x, shared.x, shared.last, self.server_momentum)
-        return Shared(x, shared.c + trip.share * mean.dc, shared.t + trip.steps, last)
+        x, last = add_server_momentum(x, shared.x, shared.last, self.server_momentum)
+        return Shared(x, shared.c + info.share * mean.dc, shared.t + info.steps, last)

@@ -17,19 +17,11 @@ from functools import cached_property
 
 from torch import Tensor
 
-from fafed.algorithm import (
-    Algorithm,
-    Batches,
-    Exchange,
-    Grad,
-    Trip,
-    above,
-    at_least,
-    between,
-    hyper,
-)
 from fafed.algorithms.fafed import FAFED, Down, Local, Message, Shared
-from fafed.schedules import Rate
+from fafed.core.algorithm import Algorithm, Exchange, Grad, RoundInfo
+from fafed.core.batch import Batches
+from fafed.core.hyper import above, at_least, between, hyper
+from fafed.core.schedules import Rate
 
 
 @dataclass(frozen=True)
@@ -87,8 +79,8 @@ class STEM(Algorithm):
     ) -> tuple[Local, Message]:
         return self.fafed.local(grad, down, local, batches)
 
-    def server(self, shared: Shared, mean: Message, trip: Trip) -> Shared:
-        return self.fafed.server(shared, mean, trip)
+    def server(self, shared: Shared, mean: Message, info: RoundInfo) -> Shared:
+        return self.fafed.server(shared, mean, info)
 
     def regroup(self, shared: Shared) -> Shared:
         return self.fafed.regroup(shared)

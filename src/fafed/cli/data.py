@@ -83,8 +83,8 @@ def show(experiment: Name, changes: Changes = None, as_json: Json = False) -> No
     from rich.table import Table
     from rich.text import Text
 
-    from fafed.experiment import Experiment
-    from fafed.preparation import shard
+    from fafed.experiments.assemble import shard
+    from fafed.experiments.config import Experiment
 
     found = shard(Experiment.read(experiment, changes or ()))
     sizes = found.source.examples

@@ -26,7 +26,7 @@ def nvflare(
 ) -> None:
     """Write a job that `nvflare job submit` takes; submitted again, the run goes on."""
     need_flare()
-    from fafed.engines.nvflare.job import FafedRecipe
+    from fafed.silos.transports.nvflare.job import FafedRecipe
 
     chosen = experiments(experiment, changes, algorithms)
     recipe = FafedRecipe(chosen, listed(silos), min_silos=min_silos, deadline=deadline, start=start)
@@ -53,7 +53,7 @@ def flower(
     ] = None,
 ) -> None:
     """Write an app that `flwr run` takes; run again, the run goes on."""
-    from fafed.engines.flower.export import export
+    from fafed.silos.transports.flower.export import export
 
     place = export(
         experiments(experiment, changes, algorithms),

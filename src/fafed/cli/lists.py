@@ -18,7 +18,7 @@ def algorithms(as_json: Json = False, as_markdown: Markdown = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from fafed.catalogue import cards, markdown
+    from fafed.report.algorithm_cards import cards, markdown
 
     found = cards()
     if as_markdown:
@@ -48,7 +48,7 @@ def presets(
     from rich.table import Table
 
     from fafed.errors import ConfigError, nearest
-    from fafed.experiment import presets as texts
+    from fafed.experiments.config import presets as texts
 
     known = texts()
     if name is not None:

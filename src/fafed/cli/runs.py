@@ -24,10 +24,10 @@ from fafed.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from fafed.core.run_data import StudyData
     from fafed.engines.ranks import Ranks
-    from fafed.experiment import Experiment
-    from fafed.report.runs import StudyData
-    from fafed.rundir import RunDir
+    from fafed.experiments.config import Experiment
+    from fafed.experiments.rundir import RunDir
 
 PAPERS_SIX = "fafed,fedams,stem,fedadam,scaffold,fedavg"  # in the colours of docs/paper.md
 Track = Annotated[
@@ -54,12 +54,12 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run one experiment; one that was begun goes on, one that is finished is not repeated."""
-    from fafed.experiment import Experiment
-    from fafed.rundir import RunDir
+    from fafed.experiments.config import Experiment
+    from fafed.experiments.rundir import RunDir
 
     def lead(ranks: Ranks | None) -> None:
         found = Experiment.read(experiment, changes or ())
-        _run(found, RunDir.of(found, root), as_json, track, workers, ranks, again)
+        _run(found, RunDir.for_experiment(found, root), as_json, track, workers, ranks, again)
 
     _on_ranks(lead, timeout)
 
@@ -73,7 +73,7 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Go on with a run from its last checkpoint."""
-    from fafed.rundir import RunDir
+    from fafed.experiments.rundir import RunDir
 
     found = RunDir(place)
 
@@ -89,8 +89,8 @@ def _on_ranks(lead: Callable[[Ranks | None], None], timeout: float) -> None:
         lead(None)
         return
     from fafed.engines.ranks import RankFailed, joined
-    from fafed.run import Diverged
-    from fafed.torchrun import take_part
+    from fafed.experiments.torchrun import take_part
+    from fafed.training.loop import Diverged
 
     try:
         with joined(timeout) as ranks:
@@ -115,11 +115,11 @@ def _run(
 ) -> None:
     from functools import partial
 
-    from fafed.preparation import prepare
-    from fafed.progress import Display
-    from fafed.records import Record
-    from fafed.rundir import execute
-    from fafed.trackers import open_tracker
+    from fafed.cli.progress import Display
+    from fafed.core.records import Record
+    from fafed.experiments.assemble import prepare
+    from fafed.experiments.execute import execute
+    from fafed.experiments.trackers import open_tracker
 
     if place.finished() and not again:
         typer.echo(f"already finished: {place.path}", err=True)
@@ -138,7 +138,7 @@ def _run(
             try:
                 display.update(label, experiment.rounds, None)
                 if ranks:
-                    from fafed.torchrun import lead
+                    from fafed.experiments.torchrun import lead
 
                     lead(experiment, place, show, ranks, workers, again=again)
                 else:
@@ -168,9 +168,9 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Run algorithms x seeds, skip what is done, and end with a table and a report."""
-    from fafed.experiment import Experiment
-    from fafed.jobs import grid, run_all
-    from fafed.progress import Display
+    from fafed.cli.progress import Display
+    from fafed.experiments.config import Experiment
+    from fafed.experiments.grid import grid, run_all
 
     found = Experiment.read(experiment, changes or ())
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
@@ -197,11 +197,11 @@ def tune(
     """Search the algorithms' grids; ends with a table, a report and a TOML file of the best."""
     from fafed import files
     from fafed.errors import ConfigError
-    from fafed.experiment import Experiment
+    from fafed.experiments.config import Experiment
+    from fafed.experiments.rundir import RunDir
+    from fafed.experiments.tuning import best
+    from fafed.experiments.tuning import tune as search
     from fafed.report import write
-    from fafed.rundir import RunDir
-    from fafed.tuning import best
-    from fafed.tuning import tune as search
 
     for option, value, allowed in [
         ("--rule", rule, ("train_loss", "validation")),
@@ -235,7 +235,9 @@ def tune(
     chosen_by = studies[0].rule
     files.write(path, [f"# Chosen by: {chosen_by}.\n\n{tuned.to_toml()}".encode()])
     runs = [
-        RunDir.of(found.with_algorithm(name, **chosen), root / found.name / f"tune-{name}").data()
+        RunDir.for_experiment(
+            found.with_algorithm(name, **chosen), root / found.name / f"tune-{name}"
+        ).data()
         for name, chosen in settings.items()
     ]
     folder = root / found.name / "tuning"
@@ -258,7 +260,7 @@ def _study_tables(studies: Sequence[StudyData]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from fafed.report.runs import show
+    from fafed.core.run_data import show
 
     for study in studies:
         table = Table(*study.parameters, "value", title=study.name)
@@ -276,7 +278,7 @@ def list_runs(root: Root = ROOT, as_json: Json = False) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from fafed.rundir import all_runs
+    from fafed.experiments.rundir import all_runs
 
     rows = [_row(place) for place in all_runs(root)]
     if as_json:
@@ -330,7 +332,7 @@ def report(
 ) -> None:
     """Write an HTML report and pictures of these runs (folders of runs are searched)."""
     from fafed.errors import ConfigError
-    from fafed.rundir import all_runs
+    from fafed.experiments.rundir import all_runs
 
     found = [run for path in places for run in all_runs(path)]
     if not found:

@@ -12,7 +12,7 @@ import typer
 from fafed.cli.options import ROOT, Changes, Json, Name, Root, interruptible, print_json
 
 if TYPE_CHECKING:
-    from fafed.experiment import Experiment
+    from fafed.experiments.config import Experiment
 
 app = typer.Typer(help="Real silos on NVIDIA FLARE: try, set up, run.", no_args_is_help=True)
 Kit = Annotated[Path, typer.Argument(metavar="KIT", help="A startup kit of `nvflare provision`.")]
@@ -38,7 +38,7 @@ def need_flare() -> None:
 
 
 def experiments(name: str, changes: list[str] | None, algorithms: str | None) -> list[Experiment]:
-    from fafed.experiment import Experiment
+    from fafed.experiments.config import Experiment
 
     found = Experiment.read(name, changes or ())
     if algorithms is None:
@@ -66,11 +66,11 @@ def try_out(
     A named dataset is dealt out to the silos; data of your own must have as many clients.
     """
     need_flare()
-    from fafed.engines.nvflare.trial import attempt, fitted
-    from fafed.rundir import RunDir
+    from fafed.experiments.rundir import RunDir
+    from fafed.silos.transports.nvflare.try_out import attempt, for_silos
 
-    chosen = [fitted(one, silos) for one in experiments(experiment, changes, algorithms)]
-    places = [RunDir.of(one, root) for one in chosen]
+    chosen = [for_silos(one, silos) for one in experiments(experiment, changes, algorithms)]
+    places = [RunDir.for_experiment(one, root) for one in chosen]
     if not all(place.finished() for place in places):
         _shown(
             chosen,
@@ -109,8 +109,8 @@ def run(
 ) -> None:
     """Run an experiment over a federation, submitting its job again until it is finished."""
     need_flare()
-    from fafed.engines.nvflare.driver import Driver
-    from fafed.engines.nvflare.job import FafedRecipe
+    from fafed.silos.transports.nvflare.driver import Driver
+    from fafed.silos.transports.nvflare.job import FafedRecipe
 
     chosen = experiments(experiment, changes, algorithms)
     names = listed(silos)
@@ -131,7 +131,7 @@ def _shown(
     quiet: bool,
     go: Callable[[Callable[[int, Any], None]], None],
 ) -> None:
-    from fafed.progress import Display
+    from fafed.cli.progress import Display
 
     with interruptible(), Display(quiet=quiet) as display:
 
@@ -150,10 +150,10 @@ def project(
 ) -> None:
     """Print the project file from which `nvflare provision` makes everyone's startup kit."""
     need_flare()
-    from fafed.engines.nvflare.kits import project as text
-    from fafed.silos.server import Terms
+    from fafed.silos.server import FederationConfig
+    from fafed.silos.transports.nvflare.local_federation import project as text
 
-    names = Terms.of(listed(silos)).silos
+    names = FederationConfig.with_defaults(listed(silos)).silos
     typer.echo(text(names, host=host, port=port), nl=False)
 
 
@@ -166,10 +166,10 @@ def site(
     folder: Annotated[Path, typer.Option(help="What the silo keeps.")] = Path("../fafed"),
 ) -> None:
     """Set up a silo's kit: its data, its folder, and what it lets run. Run it on the silo."""
-    from fafed.engines.nvflare.local import install
     from fafed.errors import ConfigError, nearest
     from fafed.models import MODELS
     from fafed.silos.site import Site
+    from fafed.silos.transports.nvflare.kit_files import install
 
     if (data is None) == (function is None):
         raise ConfigError("give one of --data and --function: where this silo's examples are")
@@ -207,8 +207,8 @@ def server(
     ] = None,
 ) -> None:
     """Set up the server's kit: where run directories go, what is measured on, what may run."""
-    from fafed.engines.nvflare.local import install
     from fafed.errors import ConfigError
+    from fafed.silos.transports.nvflare.kit_files import install
 
     if measure is not None and not measure.is_file():
         raise ConfigError(f"--measure {measure} is not a file: give one of inputs and targets")

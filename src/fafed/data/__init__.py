@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fafed.data.catalogue import DATASETS, Status, get, import_files, load, status
-from fafed.data.dataset import Dataset, Images, Text
+from fafed.data.datasets.base import Dataset, Images, Text
+from fafed.data.datasets.catalogue import DATASETS, Status, get, import_files, load, status
 from fafed.data.own import Own, from_file, from_folder, from_function
 from fafed.data.partition import PARTITIONS, Partition, counts
 

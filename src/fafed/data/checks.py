@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from fafed.algorithm import Batch
-from fafed.data.batches import Examples, Source
+from fafed.core.batch import Batch
+from fafed.data.sources.examples import Examples, Source
 from fafed.errors import DataError
 
 IGNORED = -100  # a label that takes no part in torch's cross entropy

@@ -16,9 +16,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fafed import plugins
-from fafed.data.batches import as_tensors
-from fafed.data.cache import reading
+from fafed.core import plugins
+from fafed.data.datasets.cache import reading
+from fafed.data.sources.examples import as_tensors
 from fafed.errors import ConfigError, DataError
 
 Pair = tuple[Tensor, Tensor]  # inputs, targets

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fafed.core.plugins import check_options
 from fafed.errors import ConfigError, nearest
-from fafed.plugins import check_options
 
 Indices = NDArray[np.int64]
 

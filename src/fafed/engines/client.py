@@ -7,14 +7,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fafed import tree
-from fafed.algorithm import Batch, Batches, Exchange
-from fafed.data.batches import ClientBatches
-from fafed.engines.contract import NotFinite
-from fafed.native.network import Network
-from fafed.objective import Memory, Objective
-from fafed.stacking import wrapped
-from fafed.walks import Rates, Settings, Tracked
+from fafed.core import tree
+from fafed.core.algorithm import Exchange
+from fafed.core.batch import Batch, Batches
+from fafed.core.local_steps import Rates, Settings, Tracked
+from fafed.data.sources.examples import ClientBatches
+from fafed.engines.base import NotFinite
+from fafed.kernels.network import Network
+from fafed.kernels.vmap_bridge import wrapped
+from fafed.objectives.base import Memory, Objective
 
 
 class ClientState(NamedTuple):
@@ -92,7 +93,7 @@ class Oracle:
         among_those = len(counts) / number.clamp(min=1).to(losses.dtype)
         return torch.where(counts, losses, 0.0).mean() * among_those, number > 0
 
-    # Whole walks (`fafed.walks`), where the engine computes gradients in C; None elsewhere.
+    # Runs of local steps, where the engine computes gradients in C; None elsewhere.
 
     def descend(
         self, x: Tensor, rates: Rates, batches: Batches, correction: Tensor | None

@@ -15,14 +15,14 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from fafed import tree
-from fafed.algorithm import Exchange
-from fafed.data.batches import ClientBatches
+from fafed.core import tree
+from fafed.core.algorithm import Exchange
+from fafed.data.sources.examples import ClientBatches
+from fafed.engines.base import NotFinite, Reply
 from fafed.engines.client import ClientState
-from fafed.engines.contract import NotFinite, Reply
 from fafed.engines.ranks import RankFailed, Ranks
 from fafed.engines.simulation import Simulation, Sums
-from fafed.objective import Objective
+from fafed.objectives.base import Objective
 
 PARCEL = 2**26  # bytes: clients' states travel in parcels of about this size
 
@@ -60,15 +60,15 @@ class Distributed:
     ) -> Reply:
         """Carry the exchange to these clients; local steps step+1 .. step+q are theirs."""
         own = [client for client in clients if self.ranks.hosts(client)]
-        trip = exchange, shared, buffers
+        info = exchange, shared, buffers
         failure: Exception | None = None
         try:
             if own:
-                sums = self.simulation.collect(*trip, own, step)
+                sums = self.simulation.collect(*info, own, step)
             else:
-                sums = self._empty(*trip, clients, step)
+                sums = self._empty(*info, clients, step)
         except Exception as error:  # the others must know before it is raised
-            failure, sums = error, self._empty(*trip, own or clients, step)
+            failure, sums = error, self._empty(*info, own or clients, step)
         self._add_up(sums, clients, failure)
         return self.simulation.reply(exchange, sums, clients)
 

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fafed.engines.crew import cores
+from fafed.engines.worker_pool import cores
 from fafed.errors import ConfigError, FafedError
 
 MEETING = 120.0  # seconds, at least, for all ranks to start: one may have more to load

@@ -20,16 +20,18 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from fafed import agreement, tree
-from fafed.algorithm import Algorithm, Exchange, exchanges_of_round
-from fafed.allocation import return_memory
-from fafed.data.batches import ClientBatches, Draws, Source, draw_stacked
+from fafed.core import tree
+from fafed.core.algorithm import Algorithm, Exchange, exchanges_of_round
+from fafed.data.sources.examples import ClientBatches, Draws, Source, draw_stacked
+from fafed.engines.base import Counts, Reply
 from fafed.engines.client import ClientState, check, visit
-from fafed.engines.contract import Counts, Reply
-from fafed.engines.crew import Crew
+from fafed.engines.mean import Mean
+from fafed.engines.worker_pool import WorkerPool
 from fafed.errors import ConfigError, FafedError
-from fafed.native.build import NoCompiler, library
-from fafed.objective import Evaluation, Memory, Objective
+from fafed.kernels.build import NoCompiler, library
+from fafed.kernels.malloc import return_memory
+from fafed.objectives import agreement
+from fafed.objectives.base import Evaluation, Memory, Objective
 
 log = logging.getLogger("fafed")
 
@@ -56,7 +58,7 @@ class Found(NamedTuple):
     """What a group of clients brings back."""
 
     rows: dict[int, Row]
-    mean: tree.Mean | None  # of a group; a single client's message is added as it comes
+    mean: Mean | None  # of a group; a single client's message is added as it comes
     message: Any  # of one client, with its buffers: the shape of them all
     loss: float  # weighted sum
     evaluations: int
@@ -68,7 +70,7 @@ class Found(NamedTuple):
 class Sums(Counts):
     """The weighted sums over some clients from which the reply is made."""
 
-    mean: tree.Mean = field(default_factory=tree.Mean)
+    mean: Mean = field(default_factory=Mean)
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -120,7 +122,7 @@ class Simulation:
         self.undoes = states <= UNDO_BYTES
         self.changed = self.spoilt = False
         self.engine = self._choose(engine)
-        self.crew = Crew(workers, threads)
+        self.worker_pool = WorkerPool(workers, threads)
 
     @property
     def population(self) -> int:
@@ -155,7 +157,7 @@ class Simulation:
         jobs = [
             partial(work, exchange, down, buffers, group, step) for group in self._groups(clients)
         ]
-        for found in self.crew.in_order(jobs):
+        for found in self.worker_pool.in_order(jobs):
             self._keep(found.rows)
             if found.mean is None:
                 (client,) = found.rows
@@ -267,7 +269,7 @@ class Simulation:
         own = tree.map(lambda leaf: leaf.expand(len(group), *leaf.shape).clone(), buffers)
         stacked, message, own, losses, has_loss = torch.func.vmap(one)(states, draws, own)
         weights = losses.new_tensor([self.weights[c] for c in group], dtype=torch.float64)
-        mean = tree.Mean()
+        mean = Mean()
         mean.add_stacked((message, own), weights)
         if not (torch.isfinite(losses).all() and tree.finite(mean.total)):
             for row, client in enumerate(group):  # a sum may overflow, so look who it is

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from fafed import plugins
+from fafed.core import plugins
 from fafed.errors import ConfigError, nearest
+from fafed.kernels.vocabulary import token_cross_entropy
 from fafed.models.cifar_cnn import CifarCNN
 from fafed.models.fashion_cnn import FashionCNN
 from fafed.models.lstm import LSTMLanguageModel
 from fafed.models.mlp import MLP
 from fafed.models.mnist_cnn import MnistCNN
 from fafed.models.softmax import SoftmaxRegression
-from fafed.models.vocabulary import token_cross_entropy
 
 MODELS: dict[str, type[nn.Module]] = {
     "mnist-cnn": MnistCNN,

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from fafed.errors import ConfigError
+from fafed.kernels.vocabulary import decoded_cross_entropy, token_cross_entropy
 from fafed.models.options import positive
-from fafed.models.vocabulary import decoded_cross_entropy, token_cross_entropy
 
 State = tuple[Tensor, Tensor]  # hidden and cell, each (layers, b, hidden)
 

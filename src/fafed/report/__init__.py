@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fafed.core.run_data import RunData, StudyData
 from fafed.report.page import page
-from fafed.report.runs import RunData, StudyData
 from fafed.report.static import figure, write_figures
 from fafed.report.tables import Row, rich_table, table
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from fafed.core.run_data import RunData, flatten, show
 from fafed.errors import ConfigError
 from fafed.report.numbers import listing
 from fafed.report.quantities import AXES, Quantity
-from fafed.report.runs import RunData, flatten, show
 
 # Neither changes what is computed in expectation, so neither separates two curves.
 NOT_SETTINGS = ("seed", "name")

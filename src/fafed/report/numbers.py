@@ -21,7 +21,7 @@ class Stat:
     n: int
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Stat:
+    def from_values(cls, values: Sequence[float]) -> Stat:
         if not all(map(math.isfinite, values)):
             # One diverged seed makes the mean meaningless; hiding it would flatter the others.
             return cls(math.nan, None, len(values))

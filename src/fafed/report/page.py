@@ -8,19 +8,12 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 
+from fafed.core.run_data import RunData, StudyData
 from fafed.report import sections
 from fafed.report.curves import make_curves, remarks
 from fafed.report.palette import DARK, LIGHT
-from fafed.report.payload import (
-    MOST_POINTS,
-    Charts,
-    axes,
-    curve_styles,
-    heat_maps,
-    to_json,
-)
+from fafed.report.payload import MOST_POINTS, Charts, axes, curve_styles, heat_maps, to_json
 from fafed.report.quantities import TRAIN_LOSS, diagnosed, evaluated
-from fafed.report.runs import RunData, StudyData
 from fafed.report.tables import table
 from fafed.report.target import choose_target, reaches
 from fafed.report.trials import coordinates, ranked

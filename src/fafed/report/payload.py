@@ -6,11 +6,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from fafed.core.run_data import RunData, show
 from fafed.report.curves import Curve, differing
 from fafed.report.numbers import NOTHING
 from fafed.report.palette import style
 from fafed.report.quantities import AXES, Quantity
-from fafed.report.runs import RunData, show
 from fafed.report.target import Target
 
 MOST_POINTS = 2000  # per line; a screen has fewer pixels

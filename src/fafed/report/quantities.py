@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fafed.core.run_data import RunData, flatten
 from fafed.errors import ConfigError, nearest
 from fafed.report.numbers import PERCENT, Stat, number, percent, spread
-from fafed.report.runs import RunData, flatten
 
 Json = dict[str, Any]
 Read = Callable[[Json], float | None]

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from fafed.core.run_data import RunData, StudyData, show
 from fafed.report import trials
 from fafed.report.curves import Curve, differing
 from fafed.report.numbers import NOTHING, Stat, count, duration, listing, number, size
 from fafed.report.palette import style
 from fafed.report.quantities import AXES, Quantity
-from fafed.report.runs import RunData, StudyData, show
 from fafed.report.tables import Row, columns, winner
 from fafed.report.target import Reach, Target
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fafed.core.run_data import RunData
 from fafed.report.curves import Curve, make_curves
 from fafed.report.palette import LIGHT, style
 from fafed.report.payload import heat_maps, thin
@@ -23,7 +24,6 @@ from fafed.report.quantities import (
     find_quantity,
     primary,
 )
-from fafed.report.runs import RunData
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,10 +10,10 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from fafed.core.run_data import RunData
 from fafed.report.curves import Curve, make_curves
 from fafed.report.numbers import NOTHING, Stat, count, duration, size
 from fafed.report.quantities import TRAIN_LOSS, Quantity, evaluated
-from fafed.report.runs import RunData
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def _row(curve: Curve, quantities: Sequence[Quantity]) -> Row:
     last = curve.records[-1]
 
     def cost(name: str) -> Stat:
-        return Stat.of([float(record[name]) for record in last])
+        return Stat.from_values([float(record[name]) for record in last])
 
     final, best = {}, {}
     for quantity in quantities:
@@ -60,7 +60,9 @@ def _row(curve: Curve, quantities: Sequence[Quantity]) -> Row:
             final[quantity.key] = stat
         if values := curve.series(quantity).finite().values:
             pick = max if quantity.higher else min
-            best[quantity.key] = Stat.of([pick(seed) for seed in zip(*values, strict=True)])
+            best[quantity.key] = Stat.from_values(
+                [pick(seed) for seed in zip(*values, strict=True)]
+            )
     return Row(
         label=curve.label,
         seeds=len(curve.runs),
@@ -80,7 +82,7 @@ def _final(curve: Curve, quantity: Quantity) -> Stat | None:
     values = curve.series(quantity).values
     if not values:
         return None
-    return Stat.of([math.nan] * len(curve.runs) if curve.diverged else values[-1])
+    return Stat.from_values([math.nan] * len(curve.runs) if curve.diverged else values[-1])
 
 
 def columns(quantities: Sequence[Quantity]) -> list[Column]:

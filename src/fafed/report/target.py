@@ -84,5 +84,7 @@ def _reach(curve: Curve, target: Target) -> Reach:
                 break
     costs = {}
     if len(firsts) == len(curve.runs):
-        costs = {key: Stat.of([axis.read(r) for r in firsts]) for key, axis in AXES.items()}
+        costs = {
+            key: Stat.from_values([axis.read(r) for r in firsts]) for key, axis in AXES.items()
+        }
     return Reach(curve.label, len(curve.runs), len(firsts), costs)

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from fafed.core.run_data import StudyData, show
 from fafed.report.numbers import number
-from fafed.report.runs import StudyData, show
 
 LOG_RATIO = 30  # parameters that span more are drawn on a logarithmic axis
 

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from fafed import files
 from fafed.errors import FafedError
 from fafed.files import Damaged
-from fafed.silos.messages import OneLine, Place
+from fafed.silos.messages import ExchangeId, OneLine
 
 
 class Audit:
@@ -39,7 +39,7 @@ class Audit:
         direction: Literal["sent", "received", "refused"],
         peer: str,
         kind: str,
-        place: Place,
+        place: ExchangeId,
         size: int,
         digest: str,
         **more: Any,

@@ -27,9 +27,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fafed import tree
-from fafed.experiment import Part
-from fafed.silos import bodies
+from fafed.core import tree
+from fafed.experiments.config import Part
+from fafed.silos import payload
 
 ROUNDS = 20  # that the server remembers norms of
 TINY = 1e-6  # of the model's norm: where nobody else moves, so much is no offence
@@ -112,18 +112,18 @@ def _sizes(answer: Any, sent: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def _negative(leaf: Tensor) -> bool:
-    return any(bool((part < 0).any()) for part in bodies.stretches(leaf))
+    return any(bool((part < 0).any()) for part in payload.stretches(leaf))
 
 
 def _norm(leaf: Tensor, start: Tensor | None) -> float:
     """The length of leaf - start, in float64, a stretch at a time."""
     total = 0.0
     if start is None:
-        for part in bodies.stretches(leaf):
+        for part in payload.stretches(leaf):
             total += _square(part)
     else:
         start = start.to(leaf.device)
-        for part, begin in zip(bodies.stretches(leaf), bodies.stretches(start), strict=True):
+        for part, begin in zip(payload.stretches(leaf), payload.stretches(start), strict=True):
             total += _square(part - begin if leaf.is_floating_point() else part.double() - begin)
     return math.sqrt(total)
 

@@ -32,11 +32,12 @@ from filelock import FileLock, Timeout
 from pydantic import Field
 from torch import Tensor
 
-from fafed import files, models, tree
-from fafed.algorithm import Algorithm, Exchange
+from fafed import files, models
+from fafed.core import tree
+from fafed.core.algorithm import Algorithm, Exchange
 from fafed.errors import ConfigError, FafedError
-from fafed.experiment import Experiment, Part
-from fafed.silos import bodies
+from fafed.experiments.config import Experiment, Part
+from fafed.silos import payload
 
 LOCK_SECONDS = 60.0  # another process of this silo holds the budget for milliseconds
 
@@ -108,7 +109,7 @@ class Limits(Part):
             given = tree.flatten(found)[name].to(leaf.device)
             if given.shape != leaf.shape or not all(
                 _close(a, b)
-                for a, b in zip(bodies.stretches(given), bodies.stretches(leaf), strict=True)
+                for a, b in zip(payload.stretches(given), payload.stretches(leaf), strict=True)
             ):
                 raise Refusal(
                     f"the first message does not hold what {experiment.model.name!r} begins with "

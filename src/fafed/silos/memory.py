@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fafed import tree
-from fafed.allocation import call
-from fafed.objective import Model
-from fafed.silos import bodies
+from fafed.core import tree
+from fafed.engines.mean import Mean
+from fafed.kernels.malloc import call
+from fafed.objectives.module import Model
+from fafed.silos import payload
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # of mallopt(3)
 
@@ -22,8 +23,8 @@ def return_memory() -> None:
     for gradients. A server makes none, and waits most of the time."""
     for option, value in (
         (_MMAP_MAX, 65536),
-        (_MMAP_THRESHOLD, bodies.LARGE),
-        (_TRIM_THRESHOLD, 2 * bodies.LARGE),
+        (_MMAP_THRESHOLD, payload.LARGE),
+        (_TRIM_THRESHOLD, 2 * payload.LARGE),
     ):
         call("mallopt", option, value)
 
@@ -37,14 +38,14 @@ def park(goal: Model, folder: Path) -> None:
     """Move the numbers that a large model begins with to disk. They are what its parameters are
     until the first message comes, and then nothing asks for them."""
     size = goal.x0.numel() * goal.x0.element_size()
-    if size <= bodies.LARGE or goal.x0.device.type != "cpu" or goal.dtype != goal.x0.dtype:
+    if size <= payload.LARGE or goal.x0.device.type != "cpu" or goal.dtype != goal.x0.dtype:
         return
-    goal.x0 = bodies.empty(folder, goal.x0).copy_(goal.x0)
+    goal.x0 = payload.empty(folder, goal.x0).copy_(goal.x0)
     parts = torch.split(goal.x0, list(goal.sizes))
     parameters = dict(goal.module.named_parameters())
     for name, part, shape in zip(goal.names, parts, goal.shapes, strict=True):
         parameters[name].data = part.view(shape)
-    bodies.release()
+    payload.release()
 
 
 def mean(trees: Sequence[Any], weights: Sequence[float], folder: Path) -> Any:
@@ -55,10 +56,10 @@ def mean(trees: Sequence[Any], weights: Sequence[float], folder: Path) -> Any:
 
 
 def _mean(leaves: Sequence[Tensor], weights: Sequence[float], folder: Path) -> Tensor:
-    result = bodies.empty(folder, leaves[0])
-    rows = zip(*(bodies.stretches(leaf) for leaf in (result, *leaves)), strict=True)
+    result = payload.empty(folder, leaves[0])
+    rows = zip(*(payload.stretches(leaf) for leaf in (result, *leaves)), strict=True)
     for target, *sources in rows:
-        total = tree.Mean()
+        total = Mean()
         for source, weight in zip(sources, weights, strict=True):
             total.add(source, weight)
         target.copy_(total.value())

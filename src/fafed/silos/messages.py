@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fafed import tree
+from fafed.core import tree
 from fafed.errors import FafedError
-from fafed.silos import bodies
-from fafed.silos.bodies import Body
+from fafed.silos import payload
+from fafed.silos.payload import Body
 
 FORMAT = 1
 HEAD_LIMIT = 2**20  # bytes; a head with an experiment in it takes a few thousand
@@ -57,7 +57,7 @@ class Message(NamedTuple):
         return len(self.head) + len(self.body)
 
 
-class Place(NamedTuple):
+class ExchangeId(NamedTuple):
     """Which run, round and exchange a message belongs to."""
 
     run: str
@@ -66,7 +66,7 @@ class Place(NamedTuple):
     attempt: str = ""  # a round that is tried again has another one
 
     @classmethod
-    def of(cls, head: Mapping[str, Any]) -> Place:
+    def from_head(cls, head: Mapping[str, Any]) -> ExchangeId:
         """The place that a message's head names."""
         return cls(*(head[name] for name in cls._fields))
 
@@ -83,7 +83,7 @@ class Content(NamedTuple):
     """What a message says, after every check."""
 
     kind: str
-    place: Place
+    place: ExchangeId
     facts: dict[str, Any]
     tensors: dict[str, Tensor]
     digest: str
@@ -96,11 +96,11 @@ def pack(content: Any) -> Packed:
     """Large tensors are not copied: they must stay as they are until the message has gone."""
     leaves = tree.flatten(content)
     table = [[name, NAMES[leaf.dtype], list(leaf.shape)] for name, leaf in leaves.items()]
-    body = bodies.chained(list(leaves.values()))
-    return Packed(table, body, bodies.digest(body))
+    body = payload.chained(list(leaves.values()))
+    return Packed(table, body, payload.digest(body))
 
 
-def write(kind: str, place: Place, facts: Mapping[str, Any], packed: Packed) -> Message:
+def write(kind: str, place: ExchangeId, facts: Mapping[str, Any], packed: Packed) -> Message:
     head = {
         "format": FORMAT,
         "kind": kind,
@@ -148,7 +148,7 @@ def glance(head: bytes) -> dict[str, Any]:
 
 def read(
     message: Message,
-    place: Place,
+    place: ExchangeId,
     expected: Mapping[str, Shapes],
     limit: int,
     *,
@@ -164,11 +164,11 @@ def read(
         if found[name] != value:
             raise Refused(f"{name} is {_short(found[name])}, expected {_short(value)}")
     table = _table(found["tensors"], expected[found["kind"]], len(message.body))
-    if bodies.digest(message.body) != found["sha256"]:
+    if payload.digest(message.body) != found["sha256"]:
         raise Refused("its numbers do not fit their checksum")
     tensors, at = {}, 0
     for name, dtype, shape in table:
-        tensors[name] = leaf = bodies.tensor(message.body, dtype, shape, at)
+        tensors[name] = leaf = payload.tensor(message.body, dtype, shape, at)
         _check(name, leaf, finite)
         at += leaf.numel() * leaf.element_size()
     return Content(found["kind"], place, found["facts"], tensors, found["sha256"])
@@ -179,7 +179,7 @@ def _check(name: str, leaf: Tensor, finite: bool) -> None:
         if leaf.numel() and leaf.reshape(-1).view(torch.uint8).max() > 1:
             raise Refused(f"{name} holds something that is no truth value")
     elif finite and leaf.is_floating_point():
-        for stretch in bodies.stretches(leaf):
+        for stretch in payload.stretches(leaf):
             if not tree.finite(stretch):
                 raise Refused(f"{name} holds NaN or infinity")
 

@@ -12,9 +12,9 @@ from typing import Protocol
 import torch
 
 from fafed.errors import ConfigError, FafedError
-from fafed.silos import bodies, messages
+from fafed.silos import messages, payload
 from fafed.silos.audit import Audit
-from fafed.silos.messages import HEAD_LIMIT, Content, Message, Place, Refused, Shapes
+from fafed.silos.messages import HEAD_LIMIT, Content, ExchangeId, Message, Refused, Shapes
 
 log = logging.getLogger("fafed")
 NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}"  # of a silo: it goes into files of other programs
@@ -39,7 +39,7 @@ class Transport(Protocol):
 
 
 @dataclass(frozen=True)
-class Terms:
+class FederationConfig:
     """Who takes part, and how long a round waits for them."""
 
     silos: tuple[str, ...]  # in the order of the clients
@@ -64,17 +64,19 @@ class Terms:
             )
 
     @classmethod
-    def of(cls, silos: Sequence[str], min_silos: int | None = None, **times: float) -> Terms:
+    def with_defaults(
+        cls, silos: Sequence[str], min_silos: int | None = None, **times: float
+    ) -> FederationConfig:
         """All of them must be there if `min_silos` is None."""
         return cls(tuple(silos), len(silos) if min_silos is None else min_silos, **times)
 
 
-class Post:
+class Mailbox:
     """Messages out and in, each checked and written down."""
 
-    def __init__(self, transport: Transport, terms: Terms, audit: Audit) -> None:
+    def __init__(self, transport: Transport, federation: FederationConfig, audit: Audit) -> None:
         self.transport = transport
-        self.terms = terms
+        self.federation = federation
         self.audit = audit
         self.refused: set[str] = set()  # silos whose answers to the last question were
 
@@ -86,7 +88,7 @@ class Post:
     def ask(
         self,
         requests: Mapping[str, Message],
-        place: Place,
+        place: ExchangeId,
         expected: Mapping[str, Shapes],
         digest: str,
         seconds: float,
@@ -117,13 +119,13 @@ class Post:
         self,
         silo: str,
         answer: Message,
-        place: Place,
+        place: ExchangeId,
         expected: Mapping[str, Shapes],
         limit: int,
     ) -> Content | None:
         try:
             if answer.size <= limit:
-                answer = answer._replace(body=bodies.shelved(answer.body, self.folder))
+                answer = answer._replace(body=payload.shelved(answer.body, self.folder))
             found = messages.read(answer, place, expected, limit)
         except Refused as why:
             self.refused.add(silo)

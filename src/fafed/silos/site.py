@@ -24,10 +24,10 @@ import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
 from fafed import data as datasets
-from fafed.data.batches import Examples, Source
+from fafed.data.sources.examples import Examples, Source
 from fafed.errors import ConfigError, DataError
-from fafed.experiment import Experiment, Part
-from fafed.preparation import held_out, shard, sizes
+from fafed.experiments.assemble import held_out, shard, sizes
+from fafed.experiments.config import Experiment, Part
 from fafed.silos.limits import Limits, Refusal
 
 

@@ -17,26 +17,28 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fafed import __version__, files, preparation, tree
-from fafed.algorithm import Algorithm, Exchange, exchanges_of_round
-from fafed.data.batches import ClientBatches, Source
+from fafed import __version__, files
+from fafed.core import tree
+from fafed.core.algorithm import Algorithm, Exchange, exchanges_of_round
 from fafed.data.checks import check_labels
+from fafed.data.sources.examples import ClientBatches, Source
+from fafed.engines.base import NotFinite
 from fafed.engines.client import ClientState, check, visit
-from fafed.engines.contract import NotFinite
 from fafed.errors import FafedError
-from fafed.experiment import Experiment
-from fafed.objective import Model
-from fafed.silos import bodies, memory, messages
+from fafed.experiments import assemble
+from fafed.experiments.config import Experiment
+from fafed.objectives.module import Model
+from fafed.silos import memory, messages, payload
 from fafed.silos.audit import Audit, logged
 from fafed.silos.limits import Budget, Refusal
-from fafed.silos.messages import EMPTY, Content, Message, Packed, Place, Refused
+from fafed.silos.messages import EMPTY, Content, ExchangeId, Message, Packed, Refused
 from fafed.silos.site import Site
-from fafed.silos.store import Lost, Store
+from fafed.silos.state_store import Lost, Store
 
 log = logging.getLogger("fafed")
 
 
-class Plan(NamedTuple):
+class RunPlan(NamedTuple):
     """What the server told this silo about the run."""
 
     experiment: dict[str, Any]
@@ -47,7 +49,7 @@ class Plan(NamedTuple):
 class Part(NamedTuple):
     """A silo's part in a run, loaded and checked."""
 
-    plan: Plan
+    plan: RunPlan
     experiment: Experiment
     source: Source
     goal: Model
@@ -84,7 +86,7 @@ class Worker:
         know the run: its disk may be new. Not answered; what is wrong shows in the other answer."""
         with self.lock, logged(self.site.folder / "log.txt"), contextlib.suppress(FafedError):
             head = messages.glance(hello.head)
-            place = Place.of(head)
+            place = ExchangeId.from_head(head)
             try:
                 self._known(place.run)
             except Refused:
@@ -92,19 +94,19 @@ class Worker:
                 self._hello(hello, place, head["facts"])
 
     def _handle(self, request: Message) -> Message:
-        place, kind, size = Place(""), "refused", request.size
+        place, kind, size = ExchangeId(""), "refused", request.size
         facts: dict[str, Any] = {}
         packed = EMPTY
         try:
             if size > self.site.limit:
                 raise Refused(f"it has {size} bytes, this silo takes {self.site.limit}")
             head = messages.glance(request.head)
-            place = Place.of(head)
+            place = ExchangeId.from_head(head)
             asked, digest = head["kind"], head["sha256"]
             self.audit.note("received", "server", asked, place, size, digest)
             if asked not in ("hello", "visit"):
                 raise Refused(f"it is a {asked!r}, expected hello or visit")
-            request = request._replace(body=bodies.shelved(request.body, self.site.folder))
+            request = request._replace(body=payload.shelved(request.body, self.site.folder))
             work = self._hello if asked == "hello" else self._visit
             kind, facts, packed = work(request, place, head["facts"])
         except (Refused, Refusal) as cause:
@@ -124,7 +126,7 @@ class Worker:
         return answer
 
     def _hello(
-        self, request: Message, place: Place, facts: dict[str, Any]
+        self, request: Message, place: ExchangeId, facts: dict[str, Any]
     ) -> tuple[str, dict[str, Any], Packed]:
         messages.read(request, place, {"hello": {}}, self.site.limit)
         plan = _plan(facts)
@@ -143,7 +145,7 @@ class Worker:
         )
 
     def _visit(
-        self, request: Message, place: Place, facts: dict[str, Any]
+        self, request: Message, place: ExchangeId, facts: dict[str, Any]
     ) -> tuple[str, dict[str, Any], Packed]:
         part = self._part(place.run)
         algorithm = self._algorithm(place.run, part, facts)
@@ -178,7 +180,7 @@ class Worker:
         }
         return "answer", told, messages.pack((done.message, done.buffers))
 
-    def _check_start(self, place: Place, part: Part, algorithm: Algorithm, found: Any) -> None:
+    def _check_start(self, place: ExchangeId, part: Part, algorithm: Algorithm, found: Any) -> None:
         """What a run begins with is checked; one that this silo joins later cannot be."""
         mark, limits = self._folder(place.run) / "begun", self.site.limits
         if (place.round, place.exchange) == (1, 0):
@@ -202,13 +204,13 @@ class Worker:
 
     # What a run needs, loaded once per process.
 
-    def _loaded(self, run: str, plan: Plan) -> Part:
+    def _loaded(self, run: str, plan: RunPlan) -> Part:
         if run not in self.parts or self.parts[run].plan != plan:
-            experiment = Experiment.of(plan.experiment, "the server's experiment")
+            experiment = Experiment.from_dict(plan.experiment, "the server's experiment")
             self.site.check(experiment, plan.clients)
             torch.set_num_threads(experiment.threads)
             source, text = self.site.source(experiment, plan.client, plan.clients)
-            goal = preparation.model(experiment, text=text)
+            goal = assemble.model(experiment, text=text)
             memory.park(goal, self.site.folder)
             source = source.to(goal.x0.device, goal.dtype)
             draws = source.draw(("round",), plan.client, 0, 1)
@@ -222,7 +224,7 @@ class Worker:
     def _part(self, run: str) -> Part:
         return self.parts[run] if run in self.parts else self._loaded(run, self._known(run))
 
-    def _known(self, run: str) -> Plan:
+    def _known(self, run: str) -> RunPlan:
         try:
             return _plan(json.loads((self._folder(run) / "plan.json").read_text("utf-8")))
         except (OSError, ValueError) as cause:
@@ -231,7 +233,7 @@ class Worker:
     def _algorithm(self, run: str, part: Part, facts: dict[str, Any]) -> Algorithm:
         epoch_steps = messages.number(facts, "epoch_steps", whole=True)
         if (run, epoch_steps) not in self.algorithms:  # one is kept: the server must not fill us
-            made = part.experiment.algorithm_object(epoch_steps).fitted(part.goal.sizes)
+            made = part.experiment.algorithm_object(epoch_steps).bind_model(part.goal.sizes)
             self.algorithms = {(run, epoch_steps): made}
         return self.algorithms[run, epoch_steps]
 
@@ -249,22 +251,22 @@ def unable(head: bytes, cause: Exception) -> Message:
     return messages.write("failed", _place(head), {"error": type(cause).__name__}, EMPTY)
 
 
-def _place(head: bytes) -> Place:
+def _place(head: bytes) -> ExchangeId:
     with contextlib.suppress(Refused):
-        return Place.of(messages.glance(head))
-    return Place("")
+        return ExchangeId.from_head(messages.glance(head))
+    return ExchangeId("")
 
 
-def _plan(facts: dict[str, Any]) -> Plan:
+def _plan(facts: dict[str, Any]) -> RunPlan:
     client = messages.number(facts, "client", whole=True)
     clients = messages.number(facts, "clients", whole=True)
     if client >= clients or not isinstance(facts.get("experiment"), dict):
         raise Refused(f"client {client} of {clients} and its experiment make no plan")
-    return Plan(facts["experiment"], client, clients)
+    return RunPlan(facts["experiment"], client, clients)
 
 
 def _exchange(
-    algorithm: Algorithm, experiment: Experiment, place: Place, opening: object
+    algorithm: Algorithm, experiment: Experiment, place: ExchangeId, opening: object
 ) -> Exchange:
     if not isinstance(opening, bool):
         raise Refused(f"opening is {str(opening)[:80]!r}, it must be true or false")
@@ -283,7 +285,7 @@ def _sent(algorithm: Algorithm, exchange: Exchange, x0: Tensor) -> Any:
 
 
 def _state(
-    algorithm: Algorithm, goal: Model, down: Any, base: Place | None, store: Store
+    algorithm: Algorithm, goal: Model, down: Any, base: ExchangeId | None, store: Store
 ) -> tuple[ClientState, bool]:
     """What the client goes on from, and whether it keeps anything at all."""
     new = ClientState(algorithm.join(down.x), goal.hidden_like())
@@ -293,11 +295,11 @@ def _state(
     return store.load(base, new), keeps
 
 
-def _base(found: Content) -> Place | None:
+def _base(found: Content) -> ExchangeId | None:
     base = found.facts.get("base")
     if base is None:
         return None
     good = type(base) is list and len(base) == 3 and all(type(n) is int for n in base[:2])
     if not good or not isinstance(base[2], str) or not base[2].isalnum() or len(base[2]) > 64:
         raise Refused("its base is not a round, an exchange and an attempt")
-    return Place(found.place.run, *base)
+    return ExchangeId(found.place.run, *base)

@@ -41,8 +41,8 @@ def plain(task: Task) -> Work:
 
 
 def ours(folder: Path) -> Work:
-    from fafed.algorithm import Batch
-    from fafed.data.batches import draw_stacked
+    from fafed.core.batch import Batch
+    from fafed.data.sources.examples import draw_stacked
     from studies.performance.runners.ours import Ours
 
     mine = Ours(folder, "fedavg", 1)

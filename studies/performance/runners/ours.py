@@ -10,12 +10,12 @@ from torch.nn import functional as F
 
 import fafed
 from fafed import models
-from fafed.algorithm import Algorithm
-from fafed.allocation import keep_memory
-from fafed.data.batches import Source
-from fafed.objective import Model
-from fafed.run import Run
-from fafed.training import build
+from fafed.core.algorithm import Algorithm
+from fafed.data.sources.examples import Source
+from fafed.kernels.malloc import keep_freed_memory
+from fafed.objectives.module import Model
+from fafed.training.build import build
+from fafed.training.loop import Run
 from studies.performance.jobs import source_of
 from studies.performance.runners import harness
 from studies.performance.runners.harness import Clock
@@ -75,5 +75,5 @@ def run(folder: Path, answer: Path, began: float, algorithm: str, workers: int) 
 if __name__ == "__main__":
     found = harness.arguments(algorithm="fedavg", workers=2)
     torch.set_num_threads(1)
-    keep_memory()  # as the command line does
+    keep_freed_memory()  # as the command line does
     run(found.task, found.answer, found.began, found.algorithm, found.workers)

@@ -23,9 +23,10 @@ SILOS = ["site-1", "site-2"]
 def main() -> None:
     from nvflare.recipe import PocEnv, SimEnv
 
-    from fafed.engines.nvflare.job import FafedRecipe
-    from fafed.experiment import Experiment
-    from fafed.rundir import RunDir, execute
+    from fafed.experiments.config import Experiment
+    from fafed.experiments.execute import execute
+    from fafed.experiments.rundir import RunDir
+    from fafed.silos.transports.nvflare.job import FafedRecipe
 
     folder = Path(tempfile.mkdtemp())
     os.environ["NVFLARE_POC_WORKSPACE"] = str(folder / "poc")
@@ -36,7 +37,7 @@ def main() -> None:
     for name in SILOS:
         x = draw.normal(size=(30, 6)).astype(np.float32)
         np.savez(data / f"{name}.npz", inputs=x, targets=draw.integers(0, 3, 30))
-    experiment = Experiment.of(
+    experiment = Experiment.from_dict(
         {
             "name": "environments",
             "rounds": 3,
@@ -63,7 +64,7 @@ def main() -> None:
         os.environ["FAFED_SERVER"] = f"{folder}/{chosen}-server.toml"
         FafedRecipe(experiment, SILOS, start=60).execute(makers[chosen]()).get_result()
         here = final(folder / "simulated")
-        there = final(RunDir.of(experiment, folder / f"{chosen}-runs").path)
+        there = final(RunDir.for_experiment(experiment, folder / f"{chosen}-runs").path)
         assert np.array_equal(here, there), chosen
         print(f"{chosen}: the same numbers")
 

@@ -40,10 +40,11 @@ from overhead import linear
 from silo_tools import final
 from small import write_data, write_experiment
 
-from fafed.cohort import Cohort
-from fafed.experiment import Experiment
-from fafed.preparation import prepare
-from fafed.rundir import RunDir, execute
+from fafed.experiments.assemble import prepare
+from fafed.experiments.config import Experiment
+from fafed.experiments.execute import execute
+from fafed.experiments.rundir import RunDir
+from fafed.training.cohort import Cohort
 
 SIX = ("fedavg", "scaffold", "fedadam", "stem", "fafed", "mime")
 NAMES = ("north", "south", "west")
@@ -135,7 +136,7 @@ def law(folder: Path) -> None:
     exchanges = 0
     for name in SIX:
         one = found.with_algorithm(name)
-        place = RunDir.of(one, folder / "runs")
+        place = RunDir.for_experiment(one, folder / "runs")
         execute(one, RunDir(folder / "simulated" / name))
         here, there = final(RunDir(folder / "simulated" / name)), final(place)
         torch.testing.assert_close(here, there, rtol=1e-6, atol=1e-7)
@@ -160,7 +161,7 @@ def faults(folder: Path) -> None:
     try:
         flower, found = federation(folder, 2, 7)
         line = exported(flower, 2, "--min-silos 1 --deadline 120")
-        place = RunDir.of(found, folder / "runs")
+        place = RunDir.for_experiment(found, folder / "runs")
 
         def begin() -> None:
             threading.Thread(target=flower.do, args=(line, 900, None), daemon=True).start()

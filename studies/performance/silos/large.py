@@ -64,11 +64,11 @@ def main() -> None:
 
 def measured(size: str, rounds: int, silos: int) -> tuple[Peaks, int, list[float]]:
     """Peaks, the bytes of a message, and the seconds of each round after the first."""
-    from fafed.engines.nvflare.driver import Driver
-    from fafed.engines.nvflare.job import FafedRecipe
-    from fafed.engines.nvflare.kits import ADMIN
-    from fafed.engines.nvflare.trial import federation
-    from fafed.rundir import RunDir
+    from fafed.experiments.rundir import RunDir
+    from fafed.silos.transports.nvflare.driver import Driver
+    from fafed.silos.transports.nvflare.job import FafedRecipe
+    from fafed.silos.transports.nvflare.local_federation import ADMIN
+    from fafed.silos.transports.nvflare.try_out import federation
 
     experiment = language_model(SIZES[size], rounds, silos)
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
@@ -87,7 +87,7 @@ def measured(size: str, rounds: int, silos: int) -> tuple[Peaks, int, list[float
                 )
             finally:
                 driver.close()
-        place = RunDir.of(experiment, work / "runs")
+        place = RunDir.for_experiment(experiment, work / "runs")
         records = place.records()
         lines = [json.loads(x) for x in (place.path / "audit.jsonl").read_text().splitlines()]
     seconds = [b.seconds - a.seconds for a, b in itertools.pairwise(records)]
@@ -95,10 +95,10 @@ def measured(size: str, rounds: int, silos: int) -> tuple[Peaks, int, list[float
 
 
 def language_model(options: dict[str, Any], rounds: int, silos: int) -> Any:
-    from fafed.experiment import Experiment
+    from fafed.experiments.config import Experiment
 
     vocabulary = options.get("vocabulary", 33_278)
-    return Experiment.of(
+    return Experiment.from_dict(
         {
             "name": "large",
             "rounds": rounds,

@@ -79,16 +79,16 @@ def main() -> None:
 
 def on_purpose(parameters: int, silos: int) -> None:
     """What fafed does with messages besides sending them."""
-    from fafed import tree
+    from fafed.core import tree
     from fafed.engines.client import ClientState
-    from fafed.silos import bodies, memory, messages
-    from fafed.silos.store import Store
+    from fafed.silos import memory, messages, payload
+    from fafed.silos.state_store import Store
 
     torch.set_num_threads(1)
     x = torch.randn(parameters, generator=torch.Generator().manual_seed(0))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        answers = [(bodies.empty(folder, x).copy_(x),) for _ in range(silos)]
+        answers = [(payload.empty(folder, x).copy_(x),) for _ in range(silos)]
         jobs = {
             f"SHA-256, {1 + 3 * silos} a round": lambda: messages.pack((x,)),
             f"is it finite, {3 * silos} a round": lambda: tree.finite((x,)),
@@ -164,9 +164,9 @@ def watched(folder: Path) -> Iterator[dict[int, list[tuple[float, float]]]]:
 
 
 def linear(inputs: int, rounds: int, silos: int) -> Any:
-    from fafed.experiment import Experiment
+    from fafed.experiments.config import Experiment
 
-    return Experiment.of(
+    return Experiment.from_dict(
         {
             "name": "overhead",
             "rounds": rounds,
@@ -187,7 +187,8 @@ def linear(inputs: int, rounds: int, silos: int) -> Any:
 
 
 def simulated(experiment: Any, folder: Path) -> Cost:
-    from fafed.rundir import RunDir, execute
+    from fafed.experiments.execute import execute
+    from fafed.experiments.rundir import RunDir
 
     place, used = RunDir(folder / "simulated"), list[float]()
     execute(experiment, place, lambda _: used.append(time.process_time()))
@@ -195,7 +196,7 @@ def simulated(experiment: Any, folder: Path) -> Cost:
 
 
 def over_silos(experiment: Any, silos: int, folder: Path) -> Cost:
-    from fafed.engines.nvflare.trial import attempt
+    from fafed.silos.transports.nvflare.try_out import attempt
 
     with watched(folder) as used:
         attempt([experiment], silos, folder / "ours")
@@ -208,8 +209,8 @@ def over_silos(experiment: Any, silos: int, folder: Path) -> Cost:
 def flares_own(inputs: int, rounds: int, silos: int, folder: Path) -> Cost:
     from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 
-    from fafed.engines.nvflare.kits import Local, provision
-    from fafed.engines.nvflare.local import install
+    from fafed.silos.transports.nvflare.kit_files import install
+    from fafed.silos.transports.nvflare.local_federation import Local, provision
 
     times, names = folder / "times", [f"silo-{i + 1}" for i in range(silos)]
     times.mkdir()
@@ -244,7 +245,7 @@ def flares_own(inputs: int, rounds: int, silos: int, folder: Path) -> Cost:
 def submitted(local: Any, job: Path, silos: int) -> None:
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
-    from fafed.engines.nvflare.kits import ADMIN
+    from fafed.silos.transports.nvflare.local_federation import ADMIN
 
     end = time.monotonic() + 600
     while True:

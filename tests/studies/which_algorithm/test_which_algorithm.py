@@ -9,9 +9,10 @@ import pytest
 from small import experiment, write_data
 
 from fafed import ALGORITHMS, FedAvg
-from fafed.experiment import Experiment
-from fafed.rundir import RunDir, execute
-from fafed.tuning import space
+from fafed.experiments.config import Experiment
+from fafed.experiments.execute import execute
+from fafed.experiments.rundir import RunDir
+from fafed.experiments.tuning import space
 from studies.which_algorithm import measurement
 from studies.which_algorithm.figure import draw
 from studies.which_algorithm.page import render
@@ -115,12 +116,12 @@ def test_measuring_on_a_tiny_job(tmp_path, monkeypatch):
     half = {"participation": 0.5, "settings": {"scaffold": {"wire": "full"}}}
     for part in measurement.TARGETS:
         content = plain | {"name": part} | (half if part == PARTIAL else grids)
-        text = Experiment.of(content).to_toml()
+        text = Experiment.from_dict(content).to_toml()
         (tmp_path / f"{part}.toml").write_text(text, "utf-8")
     ran = []
 
     def in_this_process(experiments, root, jobs):
-        places = [RunDir.of(e, root) for e in experiments]
+        places = [RunDir.for_experiment(e, root) for e in experiments]
         for e, place in zip(experiments, places, strict=True):
             if not place.finished():
                 ran.append(place)

@@ -1,0 +1,101 @@
+"""What a person sees while runs go on: a live display in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fafed.core.records import Record
+from fafed.errors import FafedError
+from fafed.experiments.rundir import RunDir
+
+
+def facts(record: Record | None) -> str:
+    """A record in a few words."""
+    if record is None:
+        return "starting"
+    parts = []
+    if record.train_loss is not None:
+        parts.append(f"loss {record.train_loss:.4f}")
+    if "accuracy" in record.test:
+        parts.append(f"accuracy {record.test['accuracy']:.4f}")
+    elif "loss" in record.test:
+        parts.append(f"test loss {record.test['loss']:.4f}")
+    if record.seconds:
+        parts.append(f"{record.round / record.seconds:.2f} rounds/s")
+    return "  ".join(parts)
+
+
+class Display:
+    """Progress of one or more runs. Use as a context."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.console = Console(stderr=True)
+        self.live = self.console.is_terminal and not quiet
+        self.quiet = quiet
+        self.tasks: dict[str, Any] = {}
+        self.seen: dict[str, int] = {}
+        self.last: dict[str, Record] = {}
+        self.bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[facts]}"),
+            TimeRemainingColumn(),
+            console=self.console,
+        )
+
+    def __enter__(self) -> Self:
+        if self.live:
+            self.bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.live:
+            self.bars.stop()
+
+    def update(self, name: str, rounds: int, record: Record | None) -> None:
+        """Show where a run is."""
+        if self.quiet:
+            return
+        known = self._with_last_test(name, record)
+        if self.live:
+            if name not in self.tasks:
+                self.tasks[name] = self.bars.add_task(name, total=rounds, facts="")
+            done = record.round if record else 0
+            self.bars.update(self.tasks[name], completed=done, facts=facts(known))
+        elif record and record.round != self.seen.get(name):
+            self.seen[name] = record.round
+            if record.test or record.round == rounds or record.round % max(1, rounds // 10) == 0:
+                print(
+                    f"{name}  round {record.round}/{rounds}  {facts(known)}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+    def _with_last_test(self, name: str, record: Record | None) -> Record | None:
+        """Between evaluations a bar goes on showing the last one; a line does not."""
+        if record is None or record.test or not self.live:
+            if record is not None:
+                self.last[name] = record
+            return record
+        before = self.last.get(name)
+        return Record(**{**record.to_dict(), "test": before.test if before else {}})
+
+    def tick(self, places: Sequence[RunDir]) -> None:
+        """Look at the runs of other processes."""
+        for place in places:
+            with contextlib.suppress(FafedError):  # the process that runs it tells what is damaged
+                if place.exists and (last := place.last()):
+                    self.update(place.path.name, place.experiment().rounds, last)

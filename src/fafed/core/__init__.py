@@ -1,0 +1,1 @@
+"""What everything meets at; nothing here compiles, reads files or draws pictures."""

@@ -1,0 +1,143 @@
+"""The one interface everything meets at.
+
+A federated algorithm is a few pure functions on vectors. The server holds a `Shared` state,
+each client a `Local` state. One *exchange* sends something down, maps
+`(down, local, batches) -> (local, message)` on every client, and then
+`(shared, mean of the messages) -> shared` on the server. The mean is all the server ever sees.
+
+States and messages are `NamedTuple`s whose leaves are all tensors; vectors are flat, in R^d.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from fafed.core import tree
+from fafed.core.batch import Batch, Batches, Draw
+from fafed.core.hyper import Rule
+from fafed.errors import ConfigError, nearest
+
+Grad = Callable[[Tensor, Batch], Tensor]
+
+
+class RoundInfo(NamedTuple):
+    """What everyone knows about one exchange."""
+
+    clients: int  # how many answered, |S|
+    population: int  # how many exist, N
+    steps: int  # local steps made, q
+    share: float  # weight of those who answered, sum of p_i over S: |S|/N if uniform
+
+
+def everything(shared: Any) -> Any:
+    return shared
+
+
+class Exchange(NamedTuple):
+    """One trip to the clients and back."""
+
+    client: Callable[[Grad, Any, Any, Batches], tuple[Any, Any]]
+    server: Callable[[Any, Any, RoundInfo], Any]
+    send: Callable[[Any], Any] = everything  # the part of the shared state that goes down
+    draw: tuple[Draw, ...] = ("round",)
+
+
+class Algorithm(ABC):
+    """A federated algorithm as pure functions; a subclass's fields are its hyper-parameters."""
+
+    @abstractmethod
+    def init(self, x: Tensor) -> Any:
+        """The server's state before anything happened; it always has a field `x`."""
+
+    def join(self, x: Tensor) -> Any:
+        """The local state of a client that has not taken part yet and is given x."""
+        return ()
+
+    def opening(self) -> tuple[Exchange, ...]:
+        """The exchanges made once, before the first round."""
+        return ()
+
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """The exchanges of each round."""
+        return (Exchange(self.local, self.server, self.send),)
+
+    def send(self, shared: Any) -> Any:
+        return shared
+
+    @abstractmethod
+    def local(self, grad: Grad, down: Any, local: Any, batches: Batches) -> tuple[Any, Any]: ...
+
+    @abstractmethod
+    def server(self, shared: Any, mean: Any, info: RoundInfo) -> Any: ...
+
+    @property
+    def requires_all_clients(self) -> bool:
+        """Whether all clients must take part in every round."""
+        return False
+
+    @property
+    def population(self) -> int | None:
+        """How many clients there must be; None if any number will do."""
+        return None
+
+    @property
+    def squares(self) -> tuple[str, ...]:
+        """The fields of its messages that hold squares of gradients, and so nothing negative."""
+        return ()
+
+    def message_bytes(self, message: Any) -> int:
+        """What a message weighs on a wire: less than its vectors if they are compressed."""
+        return tree.nbytes(message)
+
+    def regroup(self, shared: Any) -> Any:
+        """The shared state for a round whose clients are not those of the last one."""
+        return shared
+
+    def bind_model(self, sizes: Sequence[int]) -> Self:
+        """The same algorithm, told how many numbers each of the model's tensors has."""
+        return self
+
+    def diagnostics(self, shared: Any) -> Mapping[str, Tensor]:
+        """What is worth seeing of the shared state after a round: name -> scalar."""
+        return {}
+
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        for name in settings:
+            if name not in known:
+                raise ConfigError(
+                    f"{cls.__name__} has no hyper-parameter {name!r}: {nearest(name, known)}"
+                )
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):  # type: ignore[arg-type]
+            if "rule" in f.metadata:
+                rule: Rule = f.metadata["rule"]
+                value = getattr(self, f.name)
+                if not rule.allows(value):
+                    raise ConfigError(
+                        f"{type(self).__name__}.{f.name} must be {rule}, got {value!r}: "
+                        f"{f.metadata['about']}"
+                    )
+
+
+def exchanges_of_round(algorithm: Algorithm, *, opening: bool) -> tuple[Exchange, ...]:
+    """The exchanges of one round, in order. The opening ones are made once, at the start of the
+    first round in which a client answers: `opening` says whether this is that round."""
+    first = algorithm.opening() if opening else ()
+    return (*first, *algorithm.exchanges())
+
+
+# Hyper-parameters: a default, what is allowed, and a line for people.
+
+
+def counter(x: Tensor) -> Tensor:
+    """A count of zero that travels with x."""
+    return torch.zeros((), dtype=torch.int64, device=x.device)

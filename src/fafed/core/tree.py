@@ -1,0 +1,82 @@
+"""Nested tuples of tensors: states, messages and data are all of this shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+
+def leaves(tree: Any) -> list[Tensor]:
+    if isinstance(tree, Tensor):
+        return [tree]
+    if not isinstance(tree, tuple):  # lists and dicts of a user's own
+        return pytree.tree_leaves(tree)
+    return [leaf for branch in tree for leaf in leaves(branch)]
+
+
+def map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    if isinstance(tree, Tensor):
+        return function(tree, *others)
+    if not isinstance(tree, tuple):  # lists and dicts of a user's own
+        return pytree.tree_map(function, tree, *others)
+    parts = [map(function, *branches) for branches in zip(tree, *others, strict=True)]
+    return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
+
+
+def rebuilt(like: Any, leaves: Sequence[Tensor]) -> Any:
+    """A tree of the shape of `like` with these leaves."""
+    return pytree.tree_unflatten(leaves, pytree.tree_structure(like))
+
+
+def stack(trees: Sequence[Any]) -> Any:
+    """One tree whose leaves have a new first dimension, one entry per tree."""
+    return map(lambda *parts: torch.stack(parts), trees[0], *trees[1:])
+
+
+def take(tree: Any, index: Any) -> Any:
+    """The entries `index` of each leaf's first dimension."""
+    return map(lambda leaf: leaf[index], tree)
+
+
+def nbytes(tree: Any) -> int:
+    """What the tree's vectors weigh on a wire; scalars (step counters) ride in the header."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree) if leaf.ndim)
+
+
+def finite(tree: Any) -> Tensor:
+    """Whether every number in the tree is finite, as a bool scalar."""
+    numbers = [leaf for leaf in leaves(tree) if leaf.is_floating_point()]
+    if not numbers:
+        return torch.tensor(True)
+    # one pass that only reads, in parts: torch casts what it sums in float64 as a whole
+    parts = [part for leaf in numbers for part in torch.split(leaf.reshape(-1), 2**17)]
+    if torch.isfinite(torch.stack([part.sum(dtype=torch.float64) for part in parts])).all():
+        return torch.tensor(True)  # a sum may overflow, so else look
+    return torch.stack([torch.isfinite(leaf).all() for leaf in numbers]).all()
+
+
+def flatten(tree: Any, prefix: str = "") -> dict[str, Tensor]:
+    """Dotted name -> tensor, for files and wires."""
+    if isinstance(tree, Tensor):
+        return {prefix: tree}
+    names = getattr(tree, "_fields", None) or [str(i) for i in range(len(tree))]
+    parts: dict[str, Tensor] = {}
+    for name, branch in zip(names, tree, strict=True):
+        parts |= flatten(branch, f"{prefix}.{name}" if prefix else name)
+    return parts
+
+
+def unflatten(like: Any, parts: dict[str, Tensor], prefix: str = "") -> Any:
+    """The inverse of `flatten`: a tree of the shape of `like` filled from `parts`."""
+    if isinstance(like, Tensor):
+        return parts[prefix]
+    names = getattr(like, "_fields", None) or [str(i) for i in range(len(like))]
+    branches = [
+        unflatten(branch, parts, f"{prefix}.{name}" if prefix else name)
+        for name, branch in zip(names, like, strict=True)
+    ]
+    return type(like)(*branches) if hasattr(like, "_fields") else type(like)(branches)

@@ -1,0 +1,147 @@
+"""The folder where datasets live once they are got: what is in it is complete, or not there.
+
+A dataset is written into a new folder beside its place, checked, and renamed into place last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import lzma
+import os
+import secrets
+import shutil
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import platformdirs
+
+from fafed.data.datasets.base import Dataset, Origin
+from fafed.errors import DataError
+
+SHIPPED = Path(__file__).parent / "files"
+
+
+def root(folder: str | Path | None = None) -> Path:
+    """`folder`, else the environment variable FAFED_DATA, else the user's cache folder."""
+    if folder is None:
+        folder = os.environ.get("FAFED_DATA") or Path(platformdirs.user_cache_dir("fafed"), "data")
+    return Path(folder).expanduser()
+
+
+def place(dataset: Dataset, folder: str | Path | None = None) -> Path:
+    """Where the dataset is, or would be."""
+    return (SHIPPED if dataset.origin is None else root(folder)) / dataset.name
+
+
+def present(dataset: Dataset, folder: str | Path | None = None) -> bool:
+    where = place(dataset, folder)
+    return dataset.origin is None or all((where / name).is_file() for name in dataset.origin.files)
+
+
+def intact(dataset: Dataset, folder: str | Path | None = None) -> bool:
+    """Present, and every byte as it should be."""
+    where = place(dataset, folder)
+    files = {} if dataset.origin is None else dataset.origin.files
+    return present(dataset, folder) and all(
+        sha256_of(content(where / name)) == sha256 for name, sha256 in files.items()
+    )
+
+
+def verified(path: Path, sha256: str) -> bytes:
+    """The content of a file in the cache, if it is what was put there."""
+    found = content(path)
+    check(sha256_of(found), sha256, path, f"run `fafed data get {path.parent.name}`")
+    return found
+
+
+def content(path: Path) -> bytes:
+    with reading(path):
+        return path.read_bytes()
+
+
+def sha256_of(found: bytes) -> str:
+    return hashlib.sha256(found).hexdigest()
+
+
+def check(found: str, expected: str, what: object, cure: str) -> None:
+    if found != expected:
+        raise DataError(
+            f"{what}: expected sha256 {expected}, found {found}; it is damaged or another "
+            f"version: {cure}"
+        )
+
+
+def install(dataset: Dataset, origin: Origin, source: Path, folder: str | Path | None) -> Path:
+    """Unpack the files in `source`, check them and put them in place, all or nothing."""
+    target = place(dataset, folder)
+    new = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        with writing(new):
+            new.mkdir(parents=True)
+        missing = set(origin.files)
+        for name, unpacked in origin.unpack(source):
+            cure = "get a fresh copy; nothing was installed"
+            check(sha256_of(unpacked), origin.files[name], f"{name} from {source}", cure)
+            with writing(new / name):
+                (new / name).write_bytes(unpacked)
+            missing.discard(name)
+        if missing:
+            raise DataError(
+                f"{source} lacks {', '.join(sorted(missing))}: get a complete copy of "
+                f"{dataset.name}; nothing was installed"
+            )
+        with writing(target):
+            _swap(new, target)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    return target
+
+
+def _swap(new: Path, target: Path) -> None:
+    """Put `new` in the place of `target`, even if other processes are doing the same."""
+    old = new.with_name(f"{new.name}.old")
+    while True:
+        try:
+            new.rename(target)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        with contextlib.suppress(FileNotFoundError):
+            target.rename(old)
+            shutil.rmtree(old)
+
+
+def find(source: Path, *names: str) -> Path:
+    """The first of these files that the folder holds."""
+    for name in names:
+        if (source / name).is_file():
+            return source / name
+    raise DataError(f"no {' or '.join(names)} in {source}: name the folder that holds it")
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what a disk can refuse (full, read-only, not ours) into a DataError."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"cannot write {path}: {error.strerror or error}; nothing was installed. Free some "
+            "space, or point FAFED_DATA at a folder that has it and that you may write to"
+        ) from error
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what a missing or damaged file raises into a DataError."""
+    damage = (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError)
+    try:
+        yield
+    except (OSError, *damage) as error:
+        raise DataError(f"cannot read {path}: {error}; get a fresh copy of it") from error

@@ -1,0 +1,138 @@
+"""The datasets fafed knows by name: load them, get them, see what is there."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, overload
+
+from fafed.data.datasets import cache
+from fafed.data.datasets.base import Dataset, Images, Text
+from fafed.data.datasets.cifar10 import CIFAR10
+from fafed.data.datasets.download import Progress, fetch
+from fafed.data.datasets.fashion_mnist import FASHION_MNIST
+from fafed.data.datasets.mnist import MNIST
+from fafed.data.datasets.wikitext2 import WIKITEXT2
+from fafed.errors import ConfigError, DataError, nearest
+
+DATASETS = {dataset.name: dataset for dataset in (FASHION_MNIST, MNIST, CIFAR10, WIKITEXT2)}
+
+
+@dataclass(frozen=True)
+class Status:
+    """What is known of a dataset on this machine."""
+
+    name: str
+    description: str
+    licence: str
+    where: Path
+    present: bool
+    bytes: int  # on disk
+
+
+@overload
+def load(
+    name: Literal["fashion-mnist", "mnist", "cifar-10"], folder: str | Path | None = None
+) -> Images: ...
+@overload
+def load(name: Literal["wikitext-2"], folder: str | Path | None = None) -> Text: ...
+@overload
+def load(name: str, folder: str | Path | None = None) -> Images | Text: ...
+
+
+def load(name: str, folder: str | Path | None = None) -> Images | Text:
+    """A dataset as tensors, checked against its sha256. Never touches the network.
+
+    `folder` holds the datasets: by default FAFED_DATA, else the user's cache folder.
+    """
+    dataset = _known(name)
+    where = cache.place(dataset, folder)
+    if not cache.present(dataset, folder):
+        raise DataError(
+            f"{name} is not in {where}: run `fafed data get {name}` to download it, or "
+            f"`fafed data import {name} DIR` if you have its files"
+        )
+    return dataset.read(where)
+
+
+def get(
+    name: str,
+    folder: str | Path | None = None,
+    *,
+    progress: Progress | None = None,
+    mirror: str | None = None,
+) -> Path:
+    """Download a dataset unless an intact copy is there; returns its folder.
+
+    `progress` is called with (bytes done, bytes in all). `mirror` is the address of a folder with
+    the upstream files, tried before the known ones. A download that stops goes on when `get` is
+    called again.
+    """
+    dataset = _known(name)
+    if mirror is not None and not mirror.startswith(("http://", "https://")):
+        raise ConfigError(f"mirror must begin with http:// or https://, got {mirror!r}")
+    where = cache.place(dataset, folder)
+    if dataset.origin is None or cache.intact(dataset, folder):
+        return where
+    waiting = _waiting(dataset, folder)
+    total, done = sum(file.size for file in dataset.origin.downloads), 0
+    for file in dataset.origin.downloads:
+
+        def report(now: int, _: int, before: int = done) -> None:
+            if progress is not None:
+                progress(before + now, total)
+
+        if mirror is not None:
+            file = replace(file, urls=(f"{mirror.rstrip('/')}/{file.name}", *file.urls))
+        fetch(file, waiting / file.name, report)
+        done += file.size
+    return import_files(name, waiting, folder)
+
+
+def import_files(name: str, source: str | Path, folder: str | Path | None = None) -> Path:
+    """Take a dataset from local files in one of its standard forms; returns its folder.
+
+    MNIST: the four IDX files, zipped or not. CIFAR-10: the binary version, as archive or
+    unpacked, or the compact train.npz and test.npz. WikiText-2: train.txt, valid.txt, test.txt or
+    wiki.train.tokens and so on.
+    """
+    dataset, source = _known(name), Path(source).expanduser()
+    if dataset.origin is None:
+        raise ConfigError(f"{name} ships with fafed: there is nothing to import, just load it")
+    if not source.exists():
+        raise DataError(f"{source} does not exist: name the folder that holds the files of {name}")
+    where = cache.install(dataset, dataset.origin, source, folder)
+    shutil.rmtree(_waiting(dataset, folder), ignore_errors=True)
+    return where
+
+
+def status(folder: str | Path | None = None) -> list[Status]:
+    """What is there of every dataset; looks at names and sizes, not inside."""
+    return [
+        Status(
+            name=dataset.name,
+            description=dataset.description,
+            licence=dataset.licence,
+            where=cache.place(dataset, folder),
+            present=cache.present(dataset, folder),
+            bytes=sum(_sizes(cache.place(dataset, folder))),
+        )
+        for dataset in DATASETS.values()
+    ]
+
+
+def _waiting(dataset: Dataset, folder: str | Path | None) -> Path:
+    """Where downloads wait until all are there."""
+    return cache.root(folder) / f"{dataset.name}.download"
+
+
+def _sizes(folder: Path) -> Iterator[int]:
+    return (path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _known(name: str) -> Dataset:
+    if name not in DATASETS:
+        raise ConfigError(f"no dataset is called {name!r}; {nearest(name, DATASETS)}")
+    return DATASETS[name]

@@ -1,0 +1,329 @@
+"""Seeded draws: which examples a client sees at which step.
+
+A draw is a function of (seed, client, step) alone, so every algorithm and every engine sees the
+same data. A client's examples come in a new random order every epoch; batch t takes the next b
+of that endless sequence, so a batch is always full, and a client with fewer than b examples
+repeats them within a batch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+from fafed.core import randomness, tree
+from fafed.core.batch import Batch, Draw, Picked
+from fafed.errors import ConfigError, DataError
+from fafed.kernels.vmap_bridge import for_all_clients
+
+BatchSize = int | Literal["full"]
+Indices = NDArray[np.int64]
+
+
+class Drawn(NamedTuple):
+    """Draws of one kind for one client; a leading dimension when stacked over clients."""
+
+    rows: Tensor  # (steps, b): whatever the source's `gather` understands
+    key: Tensor  # (steps,)
+    fresh: Tensor  # (steps,) bool
+
+
+class Draws(NamedTuple):
+    """All that one exchange may look at on one client; () where nothing was asked for."""
+
+    round: Any
+    anchor: Any
+    full: Any
+
+
+class Source(Protocol):
+    """The clients' data, as an engine sees it."""
+
+    examples: tuple[int, ...]  # per client
+
+    @property
+    def units(self) -> int | None:
+        """Examples in a step's batch, the unit of gradient work; None if the whole shard."""
+
+    def draw(self, kinds: Sequence[Draw], client: int, step: int, steps: int) -> Draws:
+        """Local steps `step`+1 .. `step`+`steps` of one client."""
+
+    @property
+    def epoch_steps(self) -> int:
+        """Local steps in one pass over a client's data."""
+
+    def stackable(self, kinds: Sequence[Draw]) -> bool:
+        """Whether these draws have the same shape for all clients."""
+
+    def gather(self, rows: Tensor) -> Any:
+        """The data of these rows; runs under vmap."""
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Source:
+        """On this device, floating-point data in this type."""
+
+
+def draw_stacked(
+    source: Source, kinds: Sequence[Draw], clients: Sequence[int], step: int, steps: int
+) -> Draws:
+    """The draws of several clients, where they are stackable; a source may have a faster way."""
+    at_once = getattr(source, "draw_stacked", None)
+    if at_once is not None:
+        return at_once(kinds, clients, step, steps)  # type: ignore[no-any-return]
+    return tree.stack([source.draw(kinds, c, step, steps) for c in clients])  # type: ignore[no-any-return]
+
+
+class ClientBatches:
+    """One client's view during one exchange: batches are gathered as they are asked for."""
+
+    def __init__(self, gather: Callable[[Tensor], Any], draws: Draws) -> None:
+        self.gather = gather
+        self.draws = draws
+
+    def __len__(self) -> int:
+        return len(self.draws.round.key) if self.draws.round else 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (self._batch(self.draws.round, k) for k in range(len(self)))
+
+    @property
+    def round(self) -> Any:
+        """The data of all steps at once: (q, b, ...)."""
+        return self.gather(self.draws.round.rows)
+
+    @property
+    def anchor(self) -> Batch:
+        return self._batch(self.draws.anchor, 0)._replace(step=False, moves_buffers=False)
+
+    @property
+    def full(self) -> Batch:
+        return self._batch(self.draws.full, 0)._replace(step=False, moves_buffers=False)
+
+    def _batch(self, drawn: Drawn, k: int) -> Batch:
+        return Batch(self.gather(drawn.rows[k]), drawn.key[k], drawn.fresh[k])
+
+
+class Examples:
+    """Independent examples: a pool of tensors and, for each client, the rows that are its own."""
+
+    def __init__(
+        self,
+        pool: Any,
+        parts: Sequence[Indices],
+        *,
+        batch_size: BatchSize = 50,
+        anchor_size: BatchSize | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.pool = pool
+        self.parts: list[Indices] = [np.asarray(part, dtype=np.int64) for part in parts]
+        self.examples = tuple(len(part) for part in self.parts)
+        self._lengths = np.asarray(self.examples)
+        self.batch_size = _checked_size("batch_size", batch_size)
+        self.anchor_size = _checked_size(
+            "opening_batch_size", batch_size if anchor_size is None else anchor_size
+        )
+        self.seed = seed
+        self._one_at_a_time = threading.Lock()  # several workers draw
+        self._orders: dict[tuple[int, int], Indices] = {}
+        self._stacks: dict[int, tuple[Indices, Indices]] = {}
+        for client, n in enumerate(self.examples):
+            if n == 0:
+                raise DataError(
+                    f"client {client} has no examples: give it some or leave it out of clients"
+                )
+
+    @property
+    def units(self) -> int | None:
+        return None if self.batch_size == "full" else self.batch_size
+
+    @property
+    def epoch_steps(self) -> int:
+        mean = sum(self.examples) / len(self.examples)
+        return 1 if self.batch_size == "full" else max(1, round(mean / self.batch_size))
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Examples:
+        def moved(leaf: Tensor) -> Tensor:
+            return leaf.to(device, dtype if leaf.is_floating_point() else leaf.dtype)
+
+        self.pool = tree.map(moved, self.pool)
+        return self
+
+    def gather(self, rows: Tensor) -> Any:
+        return tree.map(lambda leaf: _rows(leaf, rows), self.pool)
+
+    def pick(self, rows: Tensor) -> Any:
+        """The same for an engine that gathers inputs by itself."""
+        inputs, *rest = self.pool
+        return Picked(rows, inputs), *(_rows(leaf, rows) for leaf in rest)
+
+    def stackable(self, kinds: Sequence[Draw]) -> bool:
+        sizes = {"round": self.batch_size, "anchor": self.anchor_size, "full": "full"}
+        return len(set(self.examples)) == 1 or all(sizes[kind] != "full" for kind in kinds)
+
+    def draw(self, kinds: Sequence[Draw], client: int, step: int, steps: int) -> Draws:
+        return tree.take(self.draw_stacked(kinds, [client], step, steps), 0)  # type: ignore[no-any-return]
+
+    def draw_stacked(
+        self, kinds: Sequence[Draw], clients: Sequence[int], step: int, steps: int
+    ) -> Draws:
+        who = np.asarray(clients)
+        sizes = {"round": self.batch_size, "anchor": self.anchor_size, "full": "full"}
+        count = {"round": steps, "anchor": 1, "full": 1}
+        return Draws(
+            *(
+                self._drawn(kind, who, step, count[kind], sizes[kind]) if kind in kinds else ()
+                for kind in ("round", "anchor", "full")
+            )
+        )
+
+    def _drawn(self, kind: str, who: Indices, step: int, steps: int, size: Any) -> Drawn:
+        lengths = self._lengths[who]
+        places = np.empty((len(who), steps, lengths[0] if size == "full" else size), np.int64)
+        for n in np.unique(lengths):
+            here = lengths == n
+            places[here] = self._places(kind, who[here], int(n), step, steps, size)
+        at = np.arange(step + 1, step + steps + 1)
+        key = randomness.keys(f"masks {kind}", self.seed, who[:, None], at)
+        fresh = torch.ones(len(who), steps, dtype=torch.bool)
+        here = tree.leaves(self.pool)[0].device
+        drawn = torch.from_numpy(places), randomness.tensor(key), fresh
+        return Drawn(*(part.to(here) for part in drawn))
+
+    def _places(self, kind: str, who: Indices, n: int, step: int, steps: int, size: Any) -> Indices:
+        """Rows of the pool for clients that all have n examples: (clients, steps, size)."""
+        own, index = self._shards(n)
+        mine = index[who]
+        if size == "full":
+            return np.broadcast_to(own[mine][:, None], (len(who), steps, n))
+        if kind == "anchor":  # at most one a round: its own order, so it never shifts the steps'
+            key = randomness.keys("anchor", self.seed, who, step)
+            order = np.resize(np.arange(n), size)
+            rows: Indices = own[mine[:, None], randomness.permutations(key, n)[:, order]]
+            return rows[:, None]
+        start, count = step * size, steps * size
+        epochs = range(start // n, (start + count - 1) // n + 1)
+        stream = np.concatenate([self._order(n, epoch)[mine] for epoch in epochs], axis=1)
+        first = start - epochs[0] * n
+        rows = own[mine[:, None], stream[:, first : first + count]]
+        return rows.reshape(len(who), steps, size)
+
+    def _shards(self, n: int) -> tuple[Indices, Indices]:
+        """The rows of all clients with n examples, (clients, n), and where each client stands."""
+        with self._one_at_a_time:
+            if n not in self._stacks:
+                members = np.flatnonzero(self._lengths == n)
+                index = np.full(len(self.examples), -1)
+                index[members] = np.arange(len(members))
+                self._stacks[n] = np.stack([self.parts[c] for c in members]), index
+            return self._stacks[n]
+
+    def _order(self, n: int, epoch: int) -> Indices:
+        """The order of an epoch for all clients with n examples: (clients, n)."""
+        with self._one_at_a_time:
+            if (n, epoch) not in self._orders:
+                for old in [k for k in self._orders if k[0] == n and k[1] < epoch - 1]:
+                    del self._orders[old]
+                members = np.flatnonzero(self._lengths == n)
+                key = randomness.keys("epoch", self.seed, members, epoch)
+                self._orders[n, epoch] = randomness.permutations(key, n)
+            return self._orders[n, epoch]
+
+
+def _rows(pool: Tensor, rows: Tensor) -> Tensor:
+    """pool[rows]: whole rows are copied, also under vmap, whose own rule copies single numbers."""
+
+    def of_all(rows: Tensor) -> tuple[Tensor]:
+        return (pool.index_select(0, rows.reshape(-1)).view(*rows.shape, *pool.shape[1:]),)
+
+    return for_all_clients(of_all, rows)[0]
+
+
+def _checked_size(name: str, size: Any) -> BatchSize:
+    if size == "full" or (isinstance(size, int) and not isinstance(size, bool) and size > 0):
+        return size  # type: ignore[no-any-return]
+    raise ConfigError(f"{name} must be a positive integer or 'full', got {size!r}")
+
+
+def as_tensors(data: Any, name: str) -> tuple[Tensor, ...]:
+    """A dataset, or a tuple of tensors or arrays, as tensors with one row per example."""
+    if isinstance(data, IterableDataset):
+        raise DataError(
+            f"{name} is an IterableDataset, which has no length and no order to draw from: "
+            "make it a map-style Dataset or a tuple of tensors"
+        )
+    if isinstance(data, Dataset):
+        data = _materialised(data, name)
+    if not isinstance(data, tuple | list) or len(data) < 2:
+        raise DataError(
+            f"{name} must be a Dataset or a tuple of tensors (inputs, targets), "
+            f"got {type(data).__name__}"
+        )
+    tensors = tuple(_as_tensor(part, name) for part in data)
+    lengths = [len(part) if part.ndim else 0 for part in tensors]
+    if len(set(lengths)) != 1:
+        raise DataError(
+            f"{name} has tensors of {', '.join(map(str, lengths))} rows: "
+            "inputs and targets need one row for each example"
+        )
+    return tensors
+
+
+def _as_tensor(part: Any, name: str) -> Tensor:
+    try:
+        return torch.as_tensor(part)
+    except (TypeError, ValueError, RuntimeError) as cause:
+        raise DataError(
+            f"{name} holds a {type(part).__name__} that is no tensor: {cause}"
+        ) from cause
+
+
+def _materialised(dataset: Any, name: str) -> tuple[Tensor, ...]:
+    tensors = getattr(dataset, "tensors", None)  # TensorDataset: take them as they are
+    if tensors is not None:
+        return tuple(tensors)
+    if len(dataset) == 0:
+        raise DataError(f"{name} has no examples: give it some or leave it out of clients")
+    rows = [dataset[i] for i in range(len(dataset))]
+    try:
+        return tuple(
+            torch.stack([torch.as_tensor(v) for v in col]) for col in zip(*rows, strict=True)
+        )
+    except (TypeError, ValueError, RuntimeError) as cause:
+        raise DataError(
+            f"{name}: its items do not stack into tensors ({cause}); "
+            "return (input, target) of the same shapes and types for every example"
+        ) from cause
+
+
+def examples_of(clients: Sequence[Any], **options: Any) -> Examples:
+    """An `Examples` source from one dataset or tuple of tensors per client."""
+    if isinstance(clients, Dataset | Tensor) or not isinstance(clients, Sequence) or not clients:
+        raise DataError(
+            "clients must be a non-empty list with one Dataset or (inputs, targets) per client, "
+            f"got {type(clients).__name__}" + (" of length 0" if clients == [] else "")
+        )
+    shards = [as_tensors(data, f"client {i}") for i, data in enumerate(clients)]
+    first = shards[0]
+    for i, shard in enumerate(shards):
+        if len(shard[0]) == 0:
+            raise DataError(f"client {i} has no examples: give it some or leave it out of clients")
+        if [(p.shape[1:], p.dtype) for p in shard] != [(p.shape[1:], p.dtype) for p in first]:
+            raise DataError(
+                f"clients disagree: an example of client 0 is {_described(first)}, one of client "
+                f"{i} is {_described(shard)}; all clients need the same shapes and types"
+            )
+    pool = tuple(torch.cat(parts) for parts in zip(*shards, strict=True))
+    ends = np.cumsum([len(shard[0]) for shard in shards])
+    parts = np.split(np.arange(ends[-1]), ends[:-1])
+    return Examples(pool, parts, **options)
+
+
+def _described(shard: tuple[Tensor, ...]) -> str:
+    return " and ".join(f"{tuple(part.shape[1:])} {part.dtype}" for part in shard)

@@ -1,0 +1,71 @@
+"""Worker threads: several jobs at once, results in order.
+
+A job runs with the same number of torch threads, whoever runs it, so that a result is a function
+of the job alone. Workers are threads and not processes: torch releases the interpreter's lock while
+it computes, and data, vectors and states stay where they are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+from fafed.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    usable = getattr(os, "sched_getaffinity", None)
+    return len(usable(0)) if usable else os.cpu_count() or 1
+
+
+class WorkerPool:
+    """So many workers, one per core if None, with so many torch threads each. One worker is the
+    caller itself."""
+
+    def __init__(self, workers: int | None = None, threads: int = 1) -> None:
+        workers = cores() if workers is None else workers
+        if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
+            raise ConfigError(f"workers must be a positive integer, got {workers!r}")
+        self.workers = workers
+        self.threads = threads
+        self._pool: ThreadPoolExecutor | None = None
+
+    def in_order(self, jobs: Iterable[Callable[[], T]]) -> Iterator[T]:
+        """The results of the jobs; at most one unfinished or unread job for each worker."""
+        if self.workers == 1:
+            yield from (self._here(job) for job in jobs)
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(
+                self.workers, "fafed", torch.set_num_threads, (self.threads,)
+            )
+        waiting: deque[Future[T]] = deque()
+        try:
+            for job in jobs:
+                waiting.append(self._pool.submit(job))
+                if len(waiting) > self.workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:  # an error in one job: the others must not go on behind the caller's back
+            for future in waiting:
+                future.cancel()
+            for future in waiting:
+                if not future.cancelled():
+                    future.exception()
+
+    def _here(self, job: Callable[[], T]) -> T:
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        try:
+            return job()
+        finally:
+            torch.set_num_threads(before)

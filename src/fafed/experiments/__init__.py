@@ -1,0 +1,1 @@
+"""Experiments as files: from TOML to finished runs."""

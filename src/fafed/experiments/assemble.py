@@ -1,0 +1,236 @@
+"""From an experiment to a run: data, partition, model, objective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fafed import data as datasets
+from fafed import models
+from fafed.core import plugins, randomness
+from fafed.core.batch import Batch
+from fafed.data import partition
+from fafed.data.checks import check_measured
+from fafed.data.sources.examples import Examples, Source, examples_of
+from fafed.data.sources.streams import Streams, passage
+from fafed.engines.ranks import Ranks
+from fafed.errors import ConfigError, DataError, nearest
+from fafed.experiments.config import Experiment
+from fafed.objectives import metrics, module
+from fafed.objectives.base import Loss, Metric
+from fafed.training.build import build
+from fafed.training.evaluation import Parts, chunks, evaluator
+from fafed.training.loop import Run
+
+LOSSES: dict[str, Loss] = {
+    "cross_entropy": F.cross_entropy,
+    "token_cross_entropy": models.token_cross_entropy,
+    "mse": F.mse_loss,
+}
+METRICS: dict[str, Metric] = {"accuracy": metrics.accuracy}
+
+
+class Shards(NamedTuple):
+    """The data of an experiment: what the clients draw from, and what is measured on."""
+
+    source: Source
+    measured: Parts
+    counts: list[list[int]] | None  # clients x classes
+    classes: list[str] | None
+    text: bool
+
+
+class Prepared(NamedTuple):
+    run: Run
+    module: module.Model
+    shards: Shards
+
+
+def prepare(
+    experiment: Experiment,
+    engine: str | None = None,
+    ranks: Ranks | None = None,
+    *,
+    workers: int | None = None,
+) -> Prepared:
+    """Everything loaded, checked and ready for the first round. Of several ranks, 0 measures."""
+    threads = experiment.threads
+    torch.set_num_threads(threads)
+    shards = shard(experiment)
+    device = ranks.device(experiment.device) if ranks else experiment.device
+    goal = model(experiment, text=shards.text, device=device)
+    measured = shards.measured if ranks is None or ranks.rank == 0 else {}
+    run = build(
+        experiment.algorithm_object(shards.source.epoch_steps),
+        goal,
+        shards.source,
+        rounds=experiment.rounds,
+        local_steps=experiment.local_steps,
+        seed=experiment.seed,
+        engine=engine or experiment.engine,
+        weights=experiment.weights,
+        participation=experiment.participation,
+        failure=experiment.failure,
+        measure=evaluator(
+            goal, measured, chosen(experiment, text=shards.text), workers=workers, threads=threads
+        ),
+        measure_every=experiment.eval_every,
+        workers=workers,
+        threads=threads,
+        ranks=ranks,
+    )
+    if isinstance(shards.source, Examples):
+        ignored = goal.averaged.ignored
+        check_measured(shards.measured, goal.classes, shards.source.pool, ignored)
+    return Prepared(run, goal, shards)
+
+
+def model(experiment: Experiment, *, text: bool, device: str | None = None) -> module.Model:
+    """The experiment's model and loss, as it is before the first round."""
+    return module.Model(
+        models.build(experiment.model.name, seed=experiment.seed, **experiment.model.options),
+        _loss(experiment.loss, text),
+        clip=experiment.clip,
+        weight_decay=experiment.weight_decay,
+        device=device or experiment.device,
+    )
+
+
+def chosen(experiment: Experiment, *, text: bool) -> dict[str, Metric]:
+    """The experiment's metrics; of a text the loss alone is measured."""
+    return {} if text else {name: _metric(name) for name in experiment.metrics}
+
+
+def shard(experiment: Experiment) -> Shards:
+    """Load the data and deal it out."""
+    wanted = experiment.data
+    if wanted.function is not None:
+        return _own(experiment, datasets.from_function(wanted.function, **wanted.options))
+    if wanted.folder is not None:
+        return _own(experiment, datasets.from_folder(wanted.folder))
+    assert wanted.name is not None
+    loaded = _loaded(wanted.name)
+    if isinstance(loaded, datasets.Text):
+        return _text(experiment, loaded)
+    return _images(experiment, loaded)
+
+
+@lru_cache(maxsize=2)  # the runs of a comparison share their data
+def _loaded(name: str) -> datasets.Images | datasets.Text:
+    return datasets.load(name)
+
+
+def _images(experiment: Experiment, images: datasets.Images) -> Shards:
+    wanted = experiment.data
+    labels = images.train[1].numpy()
+    kept, held = held_out(len(labels), wanted.validation, experiment.seed)
+    how = partition.build(dataset=wanted.name, **wanted.partition)
+    parts = [kept[p] for p in how.split(labels[kept], wanted.clients, experiment.seed)]
+    source = Examples(images.train, parts, **sizes(experiment))
+    measured = {"test": _chunks(images.test)} | _sampled(experiment, images.train, parts)
+    if len(held):
+        measured["validation"] = _chunks(_rows(images.train, held))
+    counts = datasets.counts(labels, parts, len(images.classes)).tolist()
+    return Shards(source, measured, counts, list(images.classes), text=False)
+
+
+def _text(experiment: Experiment, text: datasets.Text) -> Shards:
+    wanted = experiment.data
+    how = partition.build("contiguous")
+    parts = how.split(np.arange(len(text.train)), wanted.clients, experiment.seed)
+    source = Streams(text.train, parts, bptt=wanted.bptt, **sizes(experiment))
+    measured = {
+        "test": lambda: passage(text.test, bptt=wanted.bptt),
+        "validation": lambda: passage(text.valid, bptt=wanted.bptt),
+    }
+    return Shards(source, measured, None, None, text=True)
+
+
+def _own(experiment: Experiment, own: datasets.Own) -> Shards:
+    source = examples_of(own.clients, **sizes(experiment))
+    measured = {} if own.test is None else {"test": _chunks(own.test)}
+    if experiment.data.validation:
+        kept = [
+            held_out(n, experiment.data.validation, experiment.seed + i)
+            for i, n in enumerate(source.examples)
+        ]
+        held = np.concatenate([p[h] for p, (_, h) in zip(source.parts, kept, strict=True)])
+        parts = [p[k] for p, (k, _) in zip(source.parts, kept, strict=True)]
+        if not len(held):
+            raise DataError(
+                f"data.validation = {experiment.data.validation} holds out no example of clients "
+                f"with at most {max(source.examples)}: hold out more, or set it to 0"
+            )
+        source = Examples(source.pool, parts, **sizes(experiment))
+        measured["validation"] = _chunks(_rows(source.pool, held))
+    measured |= _sampled(experiment, source.pool, source.parts)
+    labels = source.pool[-1]
+    if labels.is_floating_point() or labels.ndim != 1 or not len(labels) or int(labels.min()) < 0:
+        return Shards(source, measured, None, None, text=False)
+    classes = int(labels.max()) + 1
+    counts = datasets.counts(labels.numpy(), source.parts, classes).tolist()
+    return Shards(source, measured, counts, [str(i) for i in range(classes)], text=False)
+
+
+def held_out(n: int, share: float, seed: int) -> tuple[Any, Any]:
+    """Rows to train on and rows to hold out; both sorted, a function of the seed."""
+    order = randomness.permutations(randomness.keys("validation", seed), n)
+    count = int(share * n)
+    return np.sort(order[count:]), np.sort(order[:count])
+
+
+def _sampled(
+    experiment: Experiment, pool: tuple[Tensor, ...], parts: Sequence[Any]
+) -> dict[str, Callable[[], Iterable[Batch]]]:
+    """Some of the clients' examples: the loss of the server's model on them is the training loss,
+    which the loss along the clients' own steps is not when their data differ."""
+    used = np.concatenate(parts)
+    count = min(experiment.data.train_sample, len(used))
+    if not count:
+        return {}
+    order = randomness.permutations(randomness.keys("train sample", experiment.seed), len(used))
+    return {"train": _chunks(_rows(pool, np.sort(used[order[:count]])))}
+
+
+def _rows(pool: tuple[Tensor, ...], rows: Any) -> tuple[Tensor, ...]:
+    chosen = torch.from_numpy(rows)
+    return tuple(part[chosen] for part in pool)
+
+
+def sizes(experiment: Experiment) -> dict[str, Any]:
+    """How much is drawn, and by which seed."""
+    b, anchor = experiment.batch_size, experiment.opening_batch_size
+    if anchor is None and isinstance(b, int):
+        anchor = b * experiment.local_steps
+    return {"batch_size": b, "anchor_size": anchor, "seed": experiment.seed}
+
+
+def _chunks(data: tuple[Tensor, ...]) -> Callable[[], Iterable[Batch]]:
+    return lambda: chunks(data)
+
+
+def _loss(name: str, text: bool) -> Loss:
+    if name == "auto":
+        name = "token_cross_entropy" if text else "cross_entropy"
+    return _named(name, LOSSES, "loss")  # type: ignore[no-any-return]
+
+
+def _metric(name: str) -> Metric:
+    return _named(name, METRICS, "metrics")  # type: ignore[no-any-return]
+
+
+def _named(name: str, known: Mapping[str, Any], what: str) -> Any:
+    if ":" in name:
+        return plugins.find(name, what)
+    if name not in known:
+        raise ConfigError(
+            f"{what}: nothing is called {name!r}; {nearest(name, known)}; "
+            "your own is 'module:function'"
+        )
+    return known[name]

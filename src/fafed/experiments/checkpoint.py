@@ -1,0 +1,288 @@
+"""A run's state in a file, and back, bit for bit.
+
+One safetensors file: the server's state and every client's, with a header that says which run and
+round it is and what each tensor is: its checksum, type and shape. The header has a checksum of its
+own. What clients hold together, as SCAFFOLD's the model of the last round, is written once, and
+held together again when it is read. A file is written beside its final name and renamed, so it is
+either whole or not there; it is checked when read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fafed import files
+from fafed.core import tree
+from fafed.engines.client import ClientState
+from fafed.engines.distributed import Distributed
+from fafed.errors import FafedError
+from fafed.training.loop import Run, State, Totals
+
+FORMAT = 3
+READABLE = (1, 2, 3)  # 1: all is written as often as it is held; 2: no checksum of the header
+KEPT = 2  # the last ones, so that a damaged one does not end a run
+LAG = 1.0  # seconds, at most, between two checkpoints that wait for the disk: about 20 ms each
+OLD_DIGEST = (
+    ", or to this one with another number of rounds: it was written by an earlier fafed, which "
+    "fixed them. Set rounds back to what they were, resume to that end, and raise them then"
+)
+
+
+class CheckpointError(FafedError):
+    """A checkpoint that cannot be used."""
+
+
+class Saver:
+    """Writes the checkpoints of a run and decides which are kept.
+
+    All of them survive a kill. Those that also survive a power cut have to wait for the disk, which
+    takes longer than a short round: the first does, one after `lag` seconds, and the last. The
+    newest of these is kept beside the newest `KEPT`.
+    """
+
+    def __init__(self, folder: Path, digest: str, lag: float = LAG) -> None:
+        self.folder, self.digest, self.lag = folder, digest, lag
+        self.newest = next(iter(found(folder)), None)
+        self.safe: Path | None = None  # the last one that survives a power cut
+        self.synced = time.monotonic()
+        if self.newest:
+            files.sync_path(self.newest)
+            files.sync_path(folder)
+            self.safe = self.newest
+
+    @property
+    def round(self) -> int:
+        """Of the newest checkpoint."""
+        return round_of(self.newest) if self.newest else 0
+
+    def save(self, run: Run, records: int, *, last: bool) -> None:
+        """Write the state after the last finished round. `records` is the descriptor of the file
+        whose lines it counts on: they reach the disk before it."""
+        sync = last or not self.safe or time.monotonic() - self.synced >= self.lag
+        if sync:
+            try:
+                os.fsync(records)
+            except OSError as cause:
+                raise CheckpointError(
+                    f"the records beside {self.folder} could not be written to the disk: {cause}. "
+                    "Free some space and resume; the checkpoints are untouched"
+                ) from cause
+        keep = None if sync else self.safe
+        self.newest = save(run, self.folder, self.digest, sync=sync, keep=keep)
+        if sync:
+            self.safe, self.synced = self.newest, time.monotonic()
+
+    def settle(self, records: int) -> None:
+        """Let what was written reach the disk."""
+        os.fsync(records)
+        if self.newest and self.newest != self.safe:
+            files.sync_path(self.newest)
+            files.sync_path(self.folder)
+            self.safe = self.newest
+
+
+def save(
+    run: Run, folder: Path, digest: str, *, sync: bool = True, keep: Path | None = None
+) -> Path:
+    """Write the state after the last finished round. Older files go, except for `keep` and the
+    newest, `KEPT` with this one."""
+    state, engine = run.state, _keeping(run)
+    tensors = tree.flatten((state.shared, state.buffers), "server")
+    clients = engine.states
+    present = [i for i, client in enumerate(clients) if client is not None]
+    for i in present:
+        tensors |= tree.flatten(clients[i], f"client.{i}")
+    same = _repeated(tensors)
+    tensors = {
+        name: leaf.detach().contiguous().cpu() for name, leaf in tensors.items() if name not in same
+    }
+    header = {
+        "format": FORMAT,
+        "digest": digest,
+        "round": state.round,
+        "members": state.members,
+        "totals": state.totals,
+        "clients": present,
+        "engine": engine.engine,
+        "memo": getattr(engine, "memo", None),  # what a server remembers of real silos
+        "tensors": {name: _described(leaf) for name, leaf in tensors.items()},
+        "same": same,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"round-{state.round:07d}.safetensors"
+    try:
+        with files.replacing(path, sync=sync) as part:
+            # leaves may be parts of one memory (clients side by side), which safetensors refuses
+            save_file(_unshared(tensors), part, {"fafed": json.dumps(files.sealed(header))})
+    except (OSError, SafetensorError) as cause:
+        raise CheckpointError(
+            f"checkpoint {path} could not be written: {cause}. Free some space and resume; "
+            "the checkpoints before it are untouched"
+        ) from cause
+    for old in [other for other in found(folder) if other <= path][KEPT:]:
+        if old != keep:
+            old.unlink(missing_ok=True)
+    return path
+
+
+def found(folder: Path) -> list[Path]:
+    """The checkpoints of a run, newest first."""
+    return sorted(folder.glob("round-*.safetensors"), reverse=True)
+
+
+def round_of(path: Path) -> int:
+    """By the name of the file."""
+    digits = path.stem.removeprefix("round-")
+    return int(digits) if digits.isdecimal() else 0
+
+
+def engine_of(path: Path) -> str:
+    """The engine that wrote it: a resumed run stays on it, so that every digit stays."""
+    return str(_header(path)["engine"])
+
+
+def verify(path: Path, *digests: str) -> dict[str, Tensor]:
+    """The tensors of a checkpoint of the experiment with one of these digests, after every check
+    that can be made."""
+    header = _header(path)
+    if header["digest"] not in digests:
+        raise CheckpointError(
+            f"checkpoint {path} belongs to another experiment (its digest is "
+            f"{header['digest'][:12]}, this run's is {digests[0][:12]})"
+            + ("" if header["digest"].startswith("v2-") else OLD_DIGEST)
+        )
+    return _tensors(path, header)
+
+
+def load(run: Run, path: Path, *digests: str) -> None:
+    """Put the run into the state of this checkpoint."""
+    engine = _keeping(run)
+    tensors, header = verify(path, *digests), _header(path)
+    device = run.state.shared.x.device
+    moved = {id(leaf): leaf.to(device) for leaf in tensors.values()}
+    tensors = {name: moved[id(leaf)] for name, leaf in tensors.items()}
+    states: list[ClientState | None] = [None] * engine.population
+    like = run.state.shared, run.state.buffers
+    fresh = tree.flatten(like, "server")
+    if {name for name in tensors if name.startswith("server.")} <= set(fresh):
+        # an option that came later and is not used keeps nothing
+        tensors = {name: leaf for name, leaf in fresh.items() if not leaf.numel()} | tensors
+    try:
+        shared, buffers = tree.unflatten(like, tensors, "server")
+        local = run.algorithm.join(shared.x)
+        for i in header["clients"]:
+            carried = any(name.startswith(f"client.{i}.hidden") for name in tensors)
+            like = ClientState(local, engine.objective.hidden_like() if carried else ())
+            states[i] = tree.unflatten(like, tensors, f"client.{i}")
+    except KeyError as cause:
+        raise CheckpointError(
+            f"checkpoint {path} has no {cause}: another version of {type(run.algorithm).__name__} "
+            "wrote it. Go on with that version, or start the run anew in another folder"
+        ) from cause
+    engine.states = states
+    if header.get("memo") is not None:
+        engine.memo = header["memo"]
+    run.state = State(
+        shared, buffers, header["round"], tuple(header["members"]), Totals(*header["totals"])
+    )
+
+
+def share(run: Run) -> None:
+    """Give all ranks the state that rank 0 is in; a client's goes to the rank that hosts it."""
+    if not isinstance(run.engine, Distributed):
+        return
+    ranks, (shared, buffers, *facts) = run.engine.ranks, run.state
+    if ranks.rank == 0:
+        for other in range(1, ranks.size):
+            ranks.send(other, facts, tree.leaves((shared, buffers)))
+    else:
+        (round, members, totals), leaves = ranks.receive(0)
+        moved = [leaf.to(shared.x.device) for leaf in leaves]
+        shared, buffers = tree.rebuilt((shared, buffers), moved)
+        run.state = State(shared, buffers, round, tuple(members), Totals(*totals))
+    run.engine.deal()
+
+
+def _keeping(run: Run) -> Any:
+    """The engine, with what only those engines have whose runs can be saved: its name and what
+    its clients keep. Real silos keep it themselves: their states are all None here."""
+    return run.engine
+
+
+def _header(path: Path) -> dict[str, Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = files.unsealed(written := json.loads((file.metadata() or {})["fafed"]))
+        if header["format"] not in READABLE:
+            raise CheckpointError(
+                f"checkpoint {path} has format {header['format']}, this fafed reads up to {FORMAT}"
+            )
+        if header["format"] >= 3 and len(header) == len(written):
+            raise ValueError("its header has no checksum")
+        if header["round"] != round_of(path):
+            raise ValueError(f"it is of round {header['round']}, and named otherwise")
+        return header
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as cause:
+        raise CheckpointError(
+            f"checkpoint {path} is damaged or not fafed's ({type(cause).__name__}: {cause})"
+        ) from cause
+
+
+def _tensors(path: Path, header: dict[str, Any]) -> dict[str, Tensor]:
+    tensors, same = {}, header.get("same", {})
+    told = header["tensors"] if header["format"] >= 3 else header["checksums"]
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = set(file.keys())
+            if names != set(told) or not set(same.values()) <= names:
+                raise CheckpointError(f"checkpoint {path} is damaged: tensors are missing")
+            for name, what in told.items():
+                leaf = tensors[name] = file.get_tensor(name)
+                if what != (_described(leaf) if header["format"] >= 3 else _checksum(leaf)):
+                    raise CheckpointError(
+                        f"checkpoint {path} is damaged: {name} fails its checksum"
+                    )
+    except (OSError, SafetensorError) as cause:
+        raise CheckpointError(f"checkpoint {path} is damaged: {cause}") from cause
+    return tensors | {name: tensors[first] for name, first in same.items()}
+
+
+def _described(leaf: Tensor) -> list[Any]:
+    return [_checksum(leaf), str(leaf.dtype).removeprefix("torch."), list(leaf.shape)]
+
+
+def _checksum(leaf: Tensor) -> int:
+    return zlib.crc32(leaf.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+
+
+def _repeated(tensors: dict[str, Tensor]) -> dict[str, str]:
+    """Name -> the first name of the very same tensor, for those that come again."""
+    first: dict[Any, str] = {}
+    found = {}
+    for name, leaf in tensors.items():
+        if leaf.numel():
+            key = leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride()
+            earlier = first.setdefault(key, name)
+            if earlier != name:
+                found[name] = earlier
+    return found
+
+
+def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    seen: set[int] = set()
+    result = {}
+    for name, leaf in tensors.items():
+        pointer = leaf.untyped_storage().data_ptr()
+        result[name] = leaf.clone() if pointer in seen else leaf
+        seen.add(pointer)
+    return result

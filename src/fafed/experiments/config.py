@@ -1,0 +1,379 @@
+"""An experiment: one frozen, validated value <-> one TOML file.
+
+    rounds = 100                         [data]                      [model]
+    local_steps = 5                      name = "fashion-mnist"      name = "fashion-cnn"
+    batch_size = 100                     clients = 20
+                                         partition = { kind = "high", form = "groups" }
+    [algorithm]
+    name = "fafed"                       [settings.fedavg]           # what `fafed compare` gives
+    eta = 0.01                           eta = 0.1                   # each of the others
+
+Tables for the model, the partition and the algorithm take the options of what they name. A step
+size is a number or a schedule, `eta = { schedule = "power", kappa = 20.0, every = "epoch" }`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fafed.errors import ConfigError, nearest
+
+FULL = Literal["full"]
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Named(Part):
+    """A name and the options of what it names."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Data(Part):
+    name: str | None = None  # a dataset of `fafed data list`
+    function: str | None = None  # your own: "module:function" returning (clients, test)
+    folder: str | None = None  # your own: one file per client
+    options: dict[str, Any] = {}  # for the function
+    clients: int = Field(default=20, ge=1)
+    partition: dict[str, Any] = {"kind": "moderate"}
+    validation: float = Field(default=0.0, ge=0, lt=1)  # share of the training data held out
+    train_sample: int = Field(default=5000, ge=0)  # examples that the training loss is measured on
+    bptt: int = Field(default=35, ge=1)  # text: tokens per step and column
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Data:
+        given = [k for k in ("name", "function", "folder") if getattr(self, k) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of name, function, folder; got {given or 'none'}")
+        if "kind" not in self.partition:
+            raise ValueError("partition needs a kind, for example { kind = 'high' }")
+        return self
+
+
+class Experiment(Part):
+    name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    rounds: int = Field(ge=1)
+    local_steps: int = Field(default=10, ge=1)
+    batch_size: int | FULL = 50
+    opening_batch_size: int | FULL | None = None  # of the first estimate; local_steps * batch_size
+    seed: int = Field(default=0, ge=0)
+    engine: Literal["auto", "loop", "vmap", "native"] = "auto"
+    threads: int = Field(default=1, ge=1)  # fixed, because it can change the last digits
+    device: str = "cpu"
+    eval_every: int = Field(default=1, ge=1)
+    checkpoint_every: int = Field(default=1, ge=1)
+    weights: Literal["uniform", "examples"] | list[float] = "uniform"
+    participation: float | list[list[int]] = 1.0
+    failure: float = Field(default=0.0, ge=0, lt=1)
+    clip: float | None = Field(default=None, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    loss: str = "auto"  # cross_entropy, mse, or "module:function"
+    metrics: list[str] = ["accuracy"]
+    data: Data
+    model: Named
+    algorithm: Named
+    settings: dict[str, dict[str, Any]] = {}  # algorithm -> hyper-parameters, for `compare`
+    search: dict[str, dict[str, list[Any]]] = {}  # algorithm -> grid, for `tune`
+
+    # Reading and writing.
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any], where: str = "experiment") -> Experiment:
+        """From nested dictionaries; a wrong key or value is refused with the nearest right one."""
+        try:
+            found = cls.model_validate(_integers_as_floats(cls, dict(content)))
+        except ValidationError as error:
+            raise ConfigError(f"{where}: {_explained(error)}") from None
+        found.check()
+        return found
+
+    @classmethod
+    def read(cls, source: str | Path, changes: Sequence[str] = ()) -> Experiment:
+        """From a TOML file or a preset's name, with changes such as "algorithm.eta=0.1"."""
+        path, text = _located(source)
+        try:
+            content = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path} is not valid TOML: {error}") from error
+        content.setdefault("name", Path(path).stem)
+        for change in changes:
+            _apply(content, change)
+        return cls.from_dict(content, str(path))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested dictionaries without what is left empty."""
+        content: dict[str, Any] = _without_none(self.model_dump())
+        return content
+
+    def to_toml(self) -> str:
+        return _toml(self.to_dict())
+
+    @property
+    def digest(self) -> str:
+        """A fingerprint of everything that decides the numbers of a round; a checkpoint carries it.
+        More rounds do not change those before them. "v2" is the version of this rule."""
+        return f"v2-{_hash(self._decisive() | {'rounds': None})}"
+
+    @property
+    def fingerprint(self) -> str:
+        """The same with the number of rounds: it names the run. Never changes for an experiment,
+        or its run would not be found again; checkpoints carried it before there was `digest`."""
+        return _hash(self._decisive())
+
+    def _decisive(self) -> dict[str, Any]:
+        content = self.to_dict()
+        for key in ("name", "settings", "search", "checkpoint_every"):
+            content.pop(key, None)
+        return _without_later(type(self), content)
+
+    @property
+    def label(self) -> str:
+        """Of one run among those of the experiment, as part of a file's name."""
+        algorithm = re.sub(r"[^\w.-]", ".", self.algorithm.name)  # no slash leads elsewhere
+        return f"{algorithm}-seed{self.seed}-{self.fingerprint[:8]}"
+
+    # Variations.
+
+    def changed(self, **changes: Any) -> Experiment:
+        return Experiment.from_dict(self.to_dict() | changes, self.name)
+
+    def with_algorithm(self, name: str, **settings: Any) -> Experiment:
+        """The same for another algorithm, with the settings that the file gives for it."""
+        own = self.algorithm.options if name == self.algorithm.name else {}
+        chosen = own | self.settings.get(name, {}) | settings
+        return self.changed(algorithm={"name": name, **chosen})
+
+    # What the names stand for. Imports are here because they bring torch.
+
+    def check(self) -> None:
+        """Refuse what can be known to be wrong without loading data."""
+        from fafed.algorithms import ALGORITHMS
+        from fafed.data import DATASETS, partition
+
+        for section, table in (("settings", self.settings), ("search", self.search)):
+            for name in table:
+                if ":" not in name and name not in ALGORITHMS:
+                    raise ConfigError(
+                        f"{section}.{name}: no such algorithm; {nearest(name, ALGORITHMS)}"
+                    )
+        chosen = (self.algorithm.name, self.algorithm.options)
+        for name, settings in (chosen, *self.settings.items()):
+            if ":" not in name:  # the user's own code: a silo asks its allow-list first
+                self._algorithm(name, settings, 1)
+        if self.data.name is not None:
+            if self.data.name not in DATASETS:
+                raise ConfigError(
+                    f"data.name: no dataset is called {self.data.name!r}; "
+                    f"{nearest(self.data.name, DATASETS)}"
+                )
+            partition.build(dataset=self.data.name, **self.data.partition)
+
+    def algorithm_object(self, epoch_steps: int) -> Any:
+        return self._algorithm(self.algorithm.name, self.algorithm.options, epoch_steps)
+
+    def _algorithm(self, name: str, settings: Mapping[str, Any], epoch_steps: int) -> Any:
+        from fafed.algorithms import find
+
+        units = {"step": 1, "round": self.local_steps, "epoch": epoch_steps}
+        return find(name)(**{k: _setting(k, v, units) for k, v in settings.items()})
+
+
+def _setting(name: str, value: Any, units: Mapping[str, int]) -> Any:
+    """A hyper-parameter: lists become tuples, { schedule = ... } a schedule."""
+    from fafed.core import schedules
+
+    if isinstance(value, list):
+        return tuple(value)
+    if not isinstance(value, Mapping):
+        return value
+    kinds = {
+        "power": schedules.Power,
+        "theory-step": schedules.TheoryStep,
+        "theory-momentum": schedules.TheoryMomentum,
+        "stem-step": schedules.StemStep,
+        "stem-momentum": schedules.StemMomentum,
+    }
+    options = dict(value)
+    kind = options.pop("schedule", None)
+    if kind not in kinds:
+        raise ConfigError(
+            f"{name} = {dict(value)!r}: a schedule needs schedule = one of {', '.join(kinds)}"
+        )
+    if options.get("every") in units:
+        options["every"] = units[options["every"]]
+    known = [f.name for f in dataclasses.fields(kinds[kind])]  # type: ignore[arg-type]
+    for key in options:
+        if key not in known:
+            raise ConfigError(f"{name}: schedule {kind!r} has no {key!r}; {nearest(key, known)}")
+    try:
+        return kinds[kind](**options)
+    except TypeError as error:
+        raise ConfigError(f"{name}: schedule {kind!r} needs {', '.join(known)}: {error}") from error
+
+
+# Presets.
+
+
+def presets() -> dict[str, str]:
+    """Name -> TOML text of the experiments that ship with fafed."""
+    folder = resources.files("fafed.experiments") / "presets"
+    files = (f for f in folder.iterdir() if f.name.endswith(".toml"))
+    return {f.name.removesuffix(".toml"): f.read_text("utf-8") for f in sorted(files, key=str)}
+
+
+def _located(source: str | Path) -> tuple[str, str]:
+    path = Path(source)
+    if path.is_file():
+        try:
+            return str(path), path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from error
+    known = presets()
+    if str(source) in known:
+        return f"{source}.toml", known[str(source)]
+    raise ConfigError(
+        f"there is no experiment {str(source)!r}: neither a file nor a preset; "
+        f"{nearest(str(source), known)}"
+    )
+
+
+# The fields that fingerprints have always held. A field that came later counts where it is not at
+# its default: a run that was begun before it is still the same run.
+_FIRST = {
+    *("rounds", "local_steps", "batch_size", "opening_batch_size", "seed", "engine", "threads"),
+    *("device", "eval_every", "weights", "participation", "failure", "clip", "weight_decay"),
+    *("loss", "metrics", "data", "model", "algorithm"),
+}
+_FIRST_OF_DATA = {
+    *("name", "function", "folder", "options", "clients", "partition", "validation"),
+    *("train_sample", "bptt"),
+}
+
+
+def _without_later(model: type[BaseModel], content: Mapping[str, Any]) -> dict[str, Any]:
+    first = _FIRST_OF_DATA if issubclass(model, Data) else _FIRST
+    kept = {}
+    for name, value in content.items():
+        field = model.model_fields[name]
+        if name in first or value != field.get_default(call_default_factory=True):
+            kept[name] = _without_later(Data, value) if field.annotation is Data else value
+    return kept
+
+
+def _hash(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+# Details of reading and writing.
+
+
+def _apply(content: dict[str, Any], change: str) -> None:
+    key, equals, text = change.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {change!r}: write it as key=value, for example algorithm.eta=0.1")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()  # a bare word is a string
+    table = content
+    *folders, last = key.strip().split(".")
+    for folder in folders:
+        table = table.setdefault(folder, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"--set {change!r}: {folder!r} is a value, not a table")
+    if key.strip() == "algorithm.name" and table.get("name") != value:
+        table.clear()  # another algorithm: the settings of this one are not its
+        table.update(content.get("settings", {}).get(value, {}))
+    table[last] = value
+
+
+def _explained(error: ValidationError) -> str:
+    problems = []
+    for item in error.errors():
+        where = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "extra_forbidden":
+            known = _fields_at(item["loc"][:-1])
+            problems.append(f"unknown key {where!r}; {nearest(str(item['loc'][-1]), known)}")
+        elif item["type"] == "missing":
+            problems.append(f"{where} is missing")
+        else:
+            message = item["msg"].removeprefix("Value error, ")
+            problems.append(f"{where or 'experiment'} = {item['input']!r}: {message}")
+    return "; ".join(dict.fromkeys(problems))
+
+
+def _fields_at(place: tuple[Any, ...]) -> list[str]:
+    model: Any = Experiment
+    for part in place:
+        model = model.model_fields[part].annotation
+    return list(model.model_fields)
+
+
+def _integers_as_floats(model: Any, content: dict[str, Any]) -> dict[str, Any]:
+    """TOML writes 1 where a number may be 1.0; strict validation would refuse it."""
+    for name, field in model.model_fields.items():
+        value = content.get(name)
+        kinds = get_args(field.annotation) or (field.annotation,)
+        if isinstance(value, dict) and isinstance(field.annotation, type):
+            if issubclass(field.annotation, BaseModel):
+                content[name] = _integers_as_floats(field.annotation, dict(value))
+        elif type(value) is int and float in kinds and int not in kinds:
+            content[name] = float(value)
+    return content
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_none(v) for k, v in value.items() if v is not None and v != {}}
+    return value
+
+
+def _toml(content: Mapping[str, Any], prefix: str = "") -> str:
+    """Plain values first, then tables; enough TOML for an experiment."""
+    lines = [f"{_key(k)} = {_value(v)}" for k, v in content.items() if not _is_table(k, v, prefix)]
+    text = "\n".join(lines) + ("\n" if lines else "")
+    for key, value in content.items():
+        if _is_table(key, value, prefix):
+            path = f"{prefix}.{_key(key)}" if prefix else _key(key)
+            inner = _toml(value, path)
+            only_tables = all(isinstance(v, dict) for v in value.values()) and value
+            text += inner if only_tables else f"\n[{path}]\n{inner}"
+    return text
+
+
+def _is_table(key: str, value: Any, prefix: str) -> bool:
+    if not isinstance(value, dict):
+        return False
+    return prefix == "" or prefix in ("settings", "search")
+
+
+def _key(key: str) -> str:
+    return key if key.replace("_", "").replace("-", "").isalnum() else json.dumps(key)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_value(v) for v in value) + "]"
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False)

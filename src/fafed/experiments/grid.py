@@ -1,0 +1,125 @@
+"""Many runs at once: a grid of experiments on a few processes, each in its own directory.
+
+What is finished is skipped, what was begun goes on, so a comparison that was killed and started
+again ends as if it had been left alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from functools import partial
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from fafed.engines.worker_pool import cores
+from fafed.errors import FafedError
+from fafed.experiments.config import Experiment
+from fafed.experiments.execute import execute
+from fafed.experiments.rundir import RunDir
+
+GRACE = 30.0  # seconds that a worker has to save its run when it is stopped
+OnTick = Callable[[Sequence[RunDir]], None]  # called now and then with the runs under way
+
+
+def grid(experiment: Experiment, algorithms: Sequence[str], seeds: int) -> list[Experiment]:
+    """Every algorithm with its own settings, for seeds s, s+1, ..."""
+    first = experiment.seed
+    return [
+        experiment.with_algorithm(name).changed(seed=seed)
+        for name, seed in itertools.product(algorithms, range(first, first + seeds))
+    ]
+
+
+def run_all(
+    experiments: Sequence[Experiment],
+    root: Path,
+    jobs: int,
+    on_tick: OnTick | None = None,
+    *,
+    threads: int | None = None,
+) -> list[RunDir]:
+    """Run what is not finished yet, `jobs` at a time; returns the directories in the same order.
+
+    A run that diverges does not stop the others; its directory says why it ended.
+    """
+    places = [RunDir.for_experiment(experiment, root) for experiment in experiments]
+    todo = [
+        (experiment, place)
+        for experiment, place in zip(experiments, places, strict=True)
+        if not place.finished() and place.failure() is None
+    ]
+    if not todo:
+        return places
+    context = multiprocessing.get_context("spawn")
+    workers = min(jobs, len(todo))
+    pool = ProcessPoolExecutor(
+        workers, mp_context=context, initializer=follow, initargs=(os.getpid(),)
+    )
+    try:
+        threads = threads or max(1, cores() // workers)
+        futures = {pool.submit(_work, e.to_dict(), str(p.path), threads): p for e, p in todo}
+        pending = set(futures)
+        while pending:
+            done, pending = wait(pending, timeout=0.3, return_when=FIRST_COMPLETED)
+            for future in done:
+                _raise_unless_diverged(future)
+            if on_tick:
+                on_tick([futures[f] for f in futures if f in pending or f in done])
+    except BaseException:
+        running = list(pool._processes.values())  # the pool forgets them when it is shut down
+        pool.shutdown(wait=False, cancel_futures=True)
+        end(running)
+        raise
+    pool.shutdown()
+    return places
+
+
+def _work(content: dict[str, object], path: str, threads: int) -> str | None:
+    """In a worker: one run. Returns what went wrong, if the run diverged."""
+    from fafed.experiments.assemble import prepare
+    from fafed.training.loop import Diverged
+
+    place = RunDir(Path(path))
+    try:
+        execute(Experiment.from_dict(content), place, prepare=partial(prepare, workers=threads))
+    except Diverged as error:
+        return str(error)
+    return None
+
+
+def _raise_unless_diverged(future: Future[str | None]) -> None:
+    error = future.exception()
+    if error is not None:
+        raise error if isinstance(error, FafedError) else FafedError(f"a run failed: {error!r}")
+
+
+def follow(parent: int) -> None:
+    """In a worker: end with the parent, however it ends. An orphan would go on holding its run's
+    lock. Ctrl-C reaches all processes of a terminal: the parent alone decides what it means."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)  # which saves what was finished
+        time.sleep(GRACE)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def end(processes: Sequence[BaseProcess]) -> None:
+    """Stop these workers; each saves what it has finished."""
+    for process in processes:
+        process.terminate()
+    latest = time.monotonic() + GRACE
+    for process in processes:
+        process.join(max(0.0, latest - time.monotonic()))
+        process.kill()

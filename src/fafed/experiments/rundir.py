@@ -1,0 +1,212 @@
+"""A run's directory: everything that a run leaves behind, and what it needs to go on.
+
+    experiment.toml    the configuration
+    environment.json   versions, git revision, threads, engine
+    clients.json       clients x classes, for the report
+    records.jsonl      one line per round, appended
+    checkpoints/       the last states
+    before-1/          records and checkpoints that were moved out of the way by --again
+
+A record is written before its round's checkpoint: records beyond the newest usable checkpoint
+belong to rounds that were cut short, and are made again when the run goes on. A checkpoint beyond
+the records is a sign of damage. Where the run cannot go on, it is refused and nothing is changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from fafed import files
+from fafed.core.records import Record
+from fafed.core.run_data import RunData
+from fafed.errors import ConfigError, FafedError
+from fafed.experiments.config import Experiment
+from fafed.experiments.record_lines import last, read
+from fafed.files import Damaged
+
+log = logging.getLogger("fafed")
+
+
+class Busy(FafedError):
+    """Another process works in the run directory."""
+
+
+class RunDir:
+    """The directory of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def for_experiment(cls, experiment: Experiment, root: Path) -> RunDir:
+        """Where this experiment's run lives: the same experiment, the same place."""
+        return cls(root / experiment.name / experiment.label)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def exists(self) -> bool:
+        return (self.path / "experiment.toml").is_file()
+
+    def experiment(self) -> Experiment:
+        if not self.exists:
+            raise ConfigError(
+                f"{self.path} is not a run directory (it has no experiment.toml): "
+                "`fafed runs` lists those there are"
+            )
+        path = self.path / "experiment.toml"
+        try:
+            return Experiment.read(path)
+        except (ValueError, TypeError) as cause:  # a ConfigError is one, too
+            told = str(cause).removeprefix(f"{path}: ")
+            raise ConfigError(f"{path}: {told}. Set it back, or restore it") from cause
+
+    def records(self) -> list[Record]:
+        """The rounds so far; a line cut short by a kill is left out."""
+        newest = self._newest()  # looked up first: a run that is under way writes it last
+        lines = read(self._records)
+        if lines.wrong:
+            raise Damaged(f"{self._records}, {lines.wrong}: the file is damaged. {self._cure()}")
+        if len(lines.records) < newest:
+            raise Damaged(
+                f"{self._records} ends with line {len(lines.records)}, but there is a checkpoint "
+                f"of round {newest}: lines are missing. {self._cure()}"
+            )
+        return lines.records
+
+    def round(self) -> int:
+        """Rounds finished, by the last line."""
+        last = self.last()
+        return last.round if last else 0
+
+    def last(self) -> Record | None:
+        """The last record."""
+        try:
+            return last(self._records)
+        except (ValueError, TypeError) as error:
+            raise Damaged(
+                f"{self._records}, last line: {error}: the file is damaged. {self._cure()}"
+            ) from error
+
+    def finished(self) -> bool:
+        """The last record is there, and its checkpoint (unless all were thrown away): a run may
+        be killed between the two. A damaged run is not finished: to go on mends it, or says why
+        that cannot be."""
+        newest = self._newest()
+        try:
+            if not self.exists or self.round() < (rounds := self.experiment().rounds):
+                return False
+        except FafedError:
+            return False
+        return not newest or newest >= rounds
+
+    def _newest(self) -> int:
+        """The round of the newest checkpoint, whole or not."""
+        names = (path.stem for path in self.checkpoints.glob("round-*.safetensors"))
+        return max((int(name[6:]) for name in names if name[6:].isdecimal()), default=0)
+
+    @property
+    def _records(self) -> Path:
+        return self.path / "records.jsonl"
+
+    def _cure(self) -> str:
+        return (
+            f"`fafed resume {self.path}` goes on from a checkpoint if one fits; else restore the "
+            "file from a backup, or begin anew with --again, which moves what is there aside"
+        )
+
+    def failure(self) -> str | None:
+        """Why the run cannot go on, if it diverged."""
+        path = self.path / "failure.txt"
+        return path.read_text("utf-8", "replace") if path.is_file() else None
+
+    def data(self) -> RunData:
+        """What a report is made from. Raises `Damaged`, or what else is wrong with a file."""
+        experiment, environment = self.experiment(), self.json("environment.json")
+        if environment.get("digest") not in (None, experiment.digest):
+            raise Damaged(
+                f"{self.path / 'experiment.toml'} is not the one that the records were made with: "
+                "set it back to that, or begin anew with "
+                f"`fafed resume {self.path} --again`, which moves the records aside"
+            )
+        clients = self.json("clients.json")
+        rows = [record.to_dict() for record in self.records()]
+        if any(row["train"] for row in rows):  # better than the clients' own
+            for row in rows:
+                row["train_loss"] = row["train"].get("loss")
+        return RunData(
+            name=self.path.name,
+            config=experiment.to_dict(),
+            records=rows,
+            counts=clients.get("counts"),
+            classes=clients.get("classes"),
+            finished=self.finished(),
+            failure=self.failure(),
+        )
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the directory; a second process is refused. The lock dies with its process."""
+        files.make_folder(self.path)
+        lock = FileLock(self.path / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise Busy(
+                f"{self.path} is in use by another process: wait for it, or stop it first"
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def json(self, name: str, cure: str | None = None) -> dict[str, Any]:
+        """The content of a file that `write_json` has written; empty if there is none."""
+        path = self.path / name
+        try:
+            return files.unsealed(json.loads(path.read_bytes())) if path.is_file() else {}
+        except (OSError, ValueError, RecursionError) as cause:
+            again = f"delete it: `fafed resume {self.path}` writes it again"
+            raise Damaged(
+                f"{path} is damaged: {cause}. Restore it from a backup, or {cure or again}"
+            ) from cause
+
+    def write_json(self, name: str, content: dict[str, Any], **layout: Any) -> None:
+        text = json.dumps(files.sealed(content), **layout)
+        path = self.path / name
+        if not path.is_file() or path.read_bytes() != text.encode():  # to wait for a disk is slow
+            self.write(name, text)
+
+    def write(self, name: str, text: str) -> None:
+        """Whole or not at all, also after a power cut."""
+        files.write(self.path / name, [text.encode()])
+
+    def set_aside(self) -> None:
+        """Move records and checkpoints into a folder of their own: the run begins anew."""
+        there = [self._records, self.checkpoints, self.path / "failure.txt"]
+        if not any(path.exists() for path in there):
+            return
+        taken = [folder.name for folder in self.path.glob("before-*")]
+        number = next(n for n in range(1, len(taken) + 2) if f"before-{n}" not in taken)
+        aside = self.path / f"before-{number}"
+        files.make_folder(aside)
+        for path in there:
+            if path.exists():
+                path.rename(aside / path.name)
+        files.sync_path(aside)
+        files.sync_path(self.path)
+        log.warning("what was there is now in %s", aside)
+
+
+def all_runs(root: Path) -> list[RunDir]:
+    """Every run below a folder, by name."""
+    return [RunDir(path.parent) for path in sorted(root.rglob("experiment.toml"))]

@@ -1,0 +1,63 @@
+"""One experiment on the ranks that torchrun has started.
+
+Rank 0 reads, writes, measures and speaks, in an ordinary run directory; the others compute for the
+clients that they host. What the two functions below say to each other must stay in step.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fafed.engines.distributed import Distributed
+from fafed.engines.ranks import Ranks
+from fafed.experiments import checkpoint
+from fafed.experiments.assemble import prepare
+from fafed.experiments.config import Experiment
+from fafed.experiments.execute import OnRecord, agreed, due, end_together, execute
+from fafed.experiments.rundir import RunDir
+from fafed.experiments.stopping import Stopping
+
+
+def lead(
+    experiment: Experiment,
+    place: RunDir,
+    on_record: OnRecord,
+    ranks: Ranks,
+    workers: int | None = None,
+    *,
+    again: bool = False,
+) -> None:
+    """Rank 0: run the experiment in its directory."""
+
+    def prepared(experiment: Experiment, engine: str | None) -> Any:
+        ranks.cure = (
+            f"The last checkpoint is safe: `fafed resume {place.path}`, under torchrun with any "
+            "number of ranks or without it, goes on from there"
+        )
+        plan = {"engine": engine, "workers": workers, "cure": ranks.cure}
+        ranks.tell({"experiment": experiment.to_dict()} | plan)
+        return prepare(experiment, engine, ranks, workers=workers or ranks.workers())
+
+    execute(experiment, place, on_record, prepared, again=again)
+
+
+def take_part(ranks: Ranks) -> None:
+    """Any other rank, until the run is finished or stopped."""
+    logging.getLogger("fafed").setLevel(logging.ERROR)  # rank 0 warns
+    plan = ranks.tell()
+    if plan is None:  # there is nothing to do
+        return
+    experiment, ranks.cure = Experiment.from_dict(plan["experiment"]), plan["cure"]
+    workers = plan["workers"] or ranks.workers()
+    run = prepare(experiment, plan["engine"], ranks, workers=workers).run
+    assert isinstance(run.engine, Distributed)
+    checkpoint.share(run)
+    with Stopping() as stopping:
+        stopping.at_once = lambda: False  # rank 0 saves after the round, with the help of all
+        for record in run:
+            leave = agreed(run, stopping)
+            if leave or due(record, experiment):
+                run.engine.hand_over()
+            if leave:
+                end_together(ranks)

@@ -1,0 +1,132 @@
+"""Send the records of a run to TensorBoard, MLflow or Weights & Biases.
+
+    tracker = open_tracker("mlflow:sqlite:///runs.db", "fafed-seed0", config)
+    for record in run:
+        tracker.record(record)
+    tracker.close()
+
+Each tracker gets the flat record with step = round, and the config as the run's parameters. The
+packages are optional and imported only when asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from fafed.core.records import Record
+from fafed.core.run_data import flatten, show
+from fafed.errors import ConfigError, nearest
+
+
+class Tracker(Protocol):
+    def record(self, record: Record) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Event files in FOLDER/NAME."""
+
+    def __init__(self, folder: str, name: str, config: Mapping[str, Any]) -> None:
+        _need("tensorboard", "tensorboard")
+        tensorboard: Any = importlib.import_module("torch.utils.tensorboard")
+        self.writer = tensorboard.SummaryWriter(Path(folder) / name)
+        # Not writer.add_hparams: it writes a second event file, and once there is a newer file
+        # TensorBoard no longer follows the older one, in which the scalars arrive.
+        for summary in tensorboard.summary.hparams(_parameters(config), {}):
+            self.writer.file_writer.add_summary(summary)
+
+    def record(self, record: Record) -> None:
+        for name, value in _numbers(record).items():
+            self.writer.add_scalar(name, value, record.round)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class MLflow:
+    """A run in the MLflow experiment that is named like ours, on the server or store at a URI."""
+
+    def __init__(self, uri: str, name: str, config: Mapping[str, Any]) -> None:
+        _need("mlflow", "mlflow")
+        from mlflow import MlflowClient  # type: ignore[import-not-found,unused-ignore]
+        from mlflow.entities import (  # type: ignore[import-not-found,unused-ignore]
+            Metric,
+            Param,
+        )
+
+        # The client rather than mlflow.start_run: a run of the user's own may be active.
+        self.client, self.metric = MlflowClient(tracking_uri=uri), Metric
+        title = str(config.get("name", "fafed"))
+        known = self.client.get_experiment_by_name(title)
+        experiment = known.experiment_id if known else self.client.create_experiment(title)
+        self.run = self.client.create_run(experiment, run_name=name).info.run_id
+        parameters = [Param(key, show(value)) for key, value in _parameters(config).items()]
+        for start in range(0, len(parameters), 100):  # a request takes no more
+            self.client.log_batch(self.run, params=parameters[start : start + 100])
+
+    def record(self, record: Record) -> None:
+        now = int(1000 * time.time())
+        metrics = [self.metric(k, v, now, record.round) for k, v in _numbers(record).items()]
+        self.client.log_batch(self.run, metrics=metrics)
+
+    def close(self) -> None:
+        self.client.set_terminated(self.run)
+
+
+class WandB:
+    """A run in a Weights & Biases project; WANDB_MODE=offline keeps it on this machine."""
+
+    def __init__(self, project: str, name: str, config: Mapping[str, Any]) -> None:
+        wandb = _need("wandb", "wandb")
+        # create_new: a run of the user's own may be active.
+        self.run = wandb.init(project=project, name=name, config=dict(config), reinit="create_new")
+
+    def record(self, record: Record) -> None:
+        self.run.log(_numbers(record), step=record.round)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+Open = Callable[[str, str, Mapping[str, Any]], Tracker]
+TRACKERS: dict[str, tuple[Open, str]] = {
+    "tensorboard": (TensorBoard, "DIR"),
+    "mlflow": (MLflow, "URI"),
+    "wandb": (WandB, "PROJECT"),
+}
+
+
+def open_tracker(spec: str, name: str, config: Mapping[str, Any]) -> Tracker:
+    """A tracker for the run `name`: "tensorboard:DIR", "mlflow:URI" or "wandb:PROJECT"."""
+    kind, _, where = spec.partition(":")
+    if kind not in TRACKERS:
+        raise ConfigError(f"tracker {spec!r} is unknown; {nearest(kind, TRACKERS)}")
+    build, what = TRACKERS[kind]
+    if not where:
+        raise ConfigError(f"tracker {spec!r} does not say where: write {kind}:{what}")
+    return build(where, name, config)
+
+
+def _need(module: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as cause:
+        raise ConfigError(
+            f'tracker {extra!r} needs a package that is missing: pip install "fafed[{extra}]"'
+        ) from cause
+
+
+def _numbers(record: Record) -> dict[str, float]:
+    """The flat record without what was not measured."""
+    return {name: value for name, value in record.flat().items() if value is not None}
+
+
+def _parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The flat config with values that every tracker takes."""
+    plain = (bool, int, float, str)
+    return {k: v if isinstance(v, plain) else show(v) for k, v in flatten(config).items()}

@@ -1,0 +1,304 @@
+"""An engine whose clients are silos elsewhere.
+
+The numbers are those of the loop engine: messages are added in the order of the clients. Who does
+not answer by the deadline, or sends what is refused, is left out of the round as a failing client
+is in simulation; who has failed too often is asked no more. Below `min_silos` the run stops.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fafed.core import tree
+from fafed.core.algorithm import Algorithm, Exchange
+from fafed.core.batch import Batch
+from fafed.engines.base import Counts, NotFinite, Reply, StateLost
+from fafed.silos import memory, messages
+from fafed.silos.bounds import Bounds, Guard
+from fafed.silos.messages import Content, ExchangeId, Message, Refused, Shapes
+from fafed.silos.server import Mailbox, TooFew, log
+
+
+class Given(NamedTuple):
+    """One client's answer."""
+
+    message: Any
+    buffers: tuple[Tensor, ...]
+    loss: float | None  # None: all its labels were ignored
+    evaluations: int
+    samples: int
+
+
+class Silos:
+    """Clients that are silos, each with its own data and disk."""
+
+    engine = "silos"
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        objective: Any,
+        mailbox: Mailbox,
+        *,
+        run: str,
+        weights: Sequence[float],
+        steps: int,
+        units: int | None,
+        epoch_steps: int,
+        bounds: Bounds | None = None,
+    ) -> None:
+        self.algorithm = algorithm
+        self.objective = objective
+        self.mailbox = mailbox
+        self.federation = mailbox.federation
+        self.run = run
+        self.weights = list(weights)
+        self.steps = steps
+        self.units = units
+        self.epoch_steps = epoch_steps
+        self.counted: dict[int, list[Any]] = {}  # client -> the state that counts: its tag
+        self.states: list[None] = [None] * len(self.weights)  # they stay with the silos
+        self.guard = Guard(bounds or Bounds())
+        self.lost: dict[int, int] = {}  # client -> the round in which it last lost its state
+        self.cache: dict[Any, Any] = {}  # shapes that were seen before
+        self.ghost: Any = ()  # the shape of what a client keeps after the last exchange
+        self.rollback()
+
+    @property
+    def population(self) -> int:
+        return len(self.weights)
+
+    @property
+    def memo(self) -> dict[str, Any]:
+        """What a checkpoint must know: a silo's state counts only if its answer did."""
+        return {str(client): tag for client, tag in self.counted.items()}
+
+    @memo.setter
+    def memo(self, memo: Mapping[str, Any]) -> None:
+        self.counted = {int(client): list(tag) for client, tag in memo.items()}
+
+    def commit(self) -> None:
+        self.counted |= self.pending
+        self.rollback()
+
+    def rollback(self) -> None:
+        self.pending: dict[int, list[Any]] = {}
+        self.index = 0  # of the exchange in the round
+        self.opening = False  # whether the round begins with the opening exchanges
+        self.attempt = secrets.token_hex(8)
+
+    def deliver(
+        self,
+        exchange: Exchange,
+        shared: Any,
+        buffers: tuple[Tensor, ...],
+        clients: Sequence[int],
+        step: int,
+        opening: bool,
+    ) -> Reply:
+        self.opening = opening
+        down = exchange.send(shared)
+        place = ExchangeId(self.run, step // self.steps + 1, self.index, self.attempt)
+        given = self._given(exchange, down, buffers, clients, place)
+        self._enough(len(given), f"round {place.round}")
+        self.pending = {c: [place.round, place.exchange, place.attempt] for c in given}
+        self.index += 1
+        weights = [self.weights[client] for client in given]
+        answers = [(one.message, one.buffers) for one in given.values()]
+        mean = memory.mean(answers, weights, self.mailbox.folder)
+        message, means = tree.map(lambda leaf: leaf.to(shared.x.device), mean)
+        losses = [(w, one.loss) for w, one in zip(weights, given.values(), strict=True)]
+        without = [w for w, loss in losses if loss is None]
+        counts = Counts(
+            down=tree.nbytes((down, buffers)),
+            up=self.algorithm.message_bytes(answers[-1][0]) + tree.nbytes(answers[-1][1]),
+            loss=sum(w * loss for w, loss in losses if loss is not None),
+            without_loss=len(without),
+            without_weight=sum(without),
+            evaluations=sum(one.evaluations for one in given.values()),
+            samples=sum(one.samples for one in given.values()),
+        )
+        reply = counts.reply(
+            exchange,
+            (message, means),
+            list(given),
+            self.weights,
+            steps=self.steps,
+            units=self.units,
+        )
+        return reply._replace(answered=tuple(given))
+
+    def _given(
+        self,
+        exchange: Exchange,
+        down: Any,
+        buffers: tuple[Tensor, ...],
+        clients: Sequence[int],
+        place: ExchangeId,
+    ) -> dict[int, Given]:
+        """The answers, in the order of the clients."""
+        here = set(self.federation.silos) & set(self.mailbox.transport.present())
+        wanted = [c for c in clients if not self.guard.out(c)]
+        asked = [c for c in wanted if self.federation.silos[c] in here]
+        for absent in sorted(set(wanted) - set(asked)):
+            log.warning(
+                "round %d: silo %r is not there", place.round, self.federation.silos[absent]
+            )
+        self._enough(len(asked), f"round {place.round}")
+        like = self._like(exchange, down, buffers, place)
+        packed = messages.pack((down, buffers))
+        requests = {self.federation.silos[c]: self._request(place, c, packed) for c in asked}
+        settled: dict[int, Given | NotFinite] = {}
+        forgot = []
+        for silo, found in self.mailbox.ask(
+            requests, place, _KINDS | {"answer": like[1]}, packed.digest, self.federation.deadline
+        ):
+            client = self.federation.silos.index(silo)
+            if found is None:
+                continue  # said and written down already
+            if found.kind == "lost" and self._may_have_lost(client, place):
+                forgot.append(client)
+            elif (one := self._taken(client, found, like[0])) is not None:
+                settled[client] = one
+        self._count_refused(asked, place)
+        if forgot:
+            self._forget(forgot, place)
+        given = {c: one for c in asked if isinstance(one := settled.get(c), Given)}
+        for client, why in self._beyond(given, (down, buffers), place).items():
+            del given[client]
+            self._refuse(client, place, why)
+        diverged = [one for c in asked if isinstance(one := settled.get(c), NotFinite)]
+        if diverged and (
+            self.algorithm.requires_all_clients or len(given) < self.federation.min_silos
+        ):
+            raise diverged[0]
+        return given
+
+    def _beyond(self, given: Mapping[int, Given], down: Any, place: ExchangeId) -> dict[int, str]:
+        """Client -> why its answer is too large to be let into the mean."""
+        if self.population == 1:
+            return {}  # the run is this silo's own
+        answers = {client: (one.message, one.buffers) for client, one in given.items()}
+        key = place.round == 1, place.exchange
+        return self.guard.refused(key, answers, down, self.algorithm.squares)
+
+    def _refuse(self, client: int, place: ExchangeId, why: str) -> None:
+        silo = self.federation.silos[client]
+        log.warning("round %d: refused a message of %r: %s", place.round, silo, why)
+        self.mailbox.audit.note("refused", silo, "answer", place, 0, "", why=why)
+        self._failed(client, place)
+
+    def _failed(self, client: int, place: ExchangeId) -> None:
+        if self.guard.failure(client):
+            log.error(
+                "round %d: silo %r has failed %d times and is asked no more; begin again to let it "
+                "back in",
+                place.round,
+                self.federation.silos[client],
+                self.guard.bounds.failures,
+            )
+
+    def _count_refused(self, asked: Sequence[int], place: ExchangeId) -> None:
+        """Answers that were refused before they could be looked at are failures, too; a silo that
+        does not answer has not failed."""
+        for client in asked:
+            if self.federation.silos[client] in self.mailbox.refused:
+                self._failed(client, place)
+
+    def _may_have_lost(self, client: int, place: ExchangeId) -> bool:
+        """A silo can lose only what it had, and not twice in a round: each time costs everyone."""
+        had = client in (self.pending if place.exchange else self.counted)
+        return had and self.lost.get(client) != place.round
+
+    def _forget(self, clients: Sequence[int], place: ExchangeId) -> None:
+        for client in clients:
+            silo = self.federation.silos[client]
+            log.warning(
+                "round %d: silo %r has lost its state of the run; it joins anew", place.round, silo
+            )
+            self.counted.pop(client, None)
+            self.lost[client] = place.round
+            self._failed(client, place)
+        raise StateLost(clients)
+
+    def _request(self, place: ExchangeId, client: int, packed: messages.Packed) -> Message:
+        base = (self.pending if place.exchange else self.counted).get(client)
+        facts = {"base": base, "epoch_steps": self.epoch_steps, "opening": self.opening}
+        return messages.write("visit", place, facts, packed)
+
+    def _taken(self, client: int, found: Content, like: Any) -> Given | NotFinite | None:
+        """What an answer holds; None for one that is none, which counts as a failure."""
+        silo, facts, number = self.federation.silos[client], found.facts, messages.number
+        if found.kind == "answer":
+            try:
+                message, buffers = tree.unflatten(like, found.tensors)
+                none = "loss" in facts and facts["loss"] is None
+                return Given(
+                    message,
+                    buffers,
+                    None if none else float(number(facts, "loss")),
+                    number(facts, "evaluations", whole=True, low=1, high=2**40),
+                    number(facts, "samples", whole=True, low=1, high=2**40),
+                )
+            except Refused as why:
+                self._refuse(client, found.place, str(why))
+                return None
+        told = messages.clean(facts.get("why", facts.get("error", "")))
+        log.warning("round %d: silo %r %s: %s", found.place.round, silo, found.kind, told)
+        self._failed(client, found.place)
+        if found.kind == "diverged":
+            return NotFinite(client, "loss" if facts.get("what") == "loss" else "message")
+        return None
+
+    def _like(
+        self, exchange: Exchange, down: Any, buffers: tuple[Tensor, ...], place: ExchangeId
+    ) -> tuple[Any, Shapes]:
+        """What an answer looks like, found by letting a client do one step on nothing."""
+        sizes = tuple(leaf.shape for leaf in tree.leaves(down))
+        key = (self.opening, place.exchange, sizes)
+        if key not in self.cache:
+            try:  # without numbers it costs nothing
+                done = self._tried(exchange, tree.map(lambda leaf: leaf.to("meta"), down), place)
+            except (RuntimeError, NotImplementedError):  # one that looks at a number
+                done = self._tried(exchange, down, place)
+            self.cache[key] = tree.map(lambda leaf: leaf.to("meta"), (*done, buffers))
+        self.ghost, message, own = self.cache[key]
+        return (message, own), messages.shapes((message, own))
+
+    def _tried(self, exchange: Exchange, down: Any, place: ExchangeId) -> tuple[Any, Any]:
+        if place.exchange:
+            device = tree.leaves(down)[0].device
+            local = tree.map(lambda leaf: torch.zeros_like(leaf, device=device), self.ghost)
+        else:
+            local = self.algorithm.join(down.x)
+        return exchange.client(lambda x, _: torch.zeros_like(x), down, local, _Nothing())
+
+    def _enough(self, n: int, when: str) -> None:
+        if n < self.federation.min_silos:
+            raise TooFew(
+                f"{when}: {n} of {self.population} silos, and the run must have "
+                f"{self.federation.min_silos} (min_silos): bring them back and go on; what is "
+                "finished is saved"
+            )
+
+
+class _Nothing:
+    """Batches without data, for a client whose gradients are zero."""
+
+    batch = Batch((), torch.zeros((), dtype=torch.int64), torch.ones((), dtype=torch.bool))
+    anchor = batch._replace(step=False)
+    full = anchor
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter((self.batch,))
+
+
+_KINDS: dict[str, Shapes] = {"lost": {}, "refused": {}, "failed": {}, "diverged": {}}

@@ -1,0 +1,224 @@
+"""A run over silos in an ordinary run directory: records, checkpoints and reports as ever."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fafed import data as datasets
+from fafed.errors import ConfigError
+from fafed.experiments import assemble
+from fafed.experiments.assemble import Prepared, Shards
+from fafed.experiments.config import Experiment
+from fafed.experiments.execute import OnRecord, execute
+from fafed.experiments.rundir import RunDir
+from fafed.objectives.module import Model
+from fafed.silos import memory, messages
+from fafed.silos.audit import Audit, logged
+from fafed.silos.bounds import Bounds, Guard
+from fafed.silos.messages import EMPTY, ExchangeId, Refused
+from fafed.silos.remote_engine import Silos
+from fafed.silos.server import FederationConfig, Mailbox, TooFew, Transport, log
+from fafed.silos.site import check_server
+from fafed.training.build import weights_of
+from fafed.training.cohort import Cohort
+from fafed.training.evaluation import Parts, chunks, evaluator
+from fafed.training.loop import Measure, Run
+
+
+def serve(
+    experiment: Experiment,
+    place: RunDir,
+    transport: Transport,
+    federation: FederationConfig,
+    *,
+    measure: str | None = None,
+    allow: Sequence[str] | None = None,
+    bounds: Bounds | None = None,
+    on_record: OnRecord | None = None,
+) -> None:
+    """Run the experiment over these silos, from where it stopped if it was begun before.
+
+    measure: "share" to measure on the experiment's own data, for try-outs; a file of inputs and
+    targets to measure on that; None not to measure.
+    allow: the code, beside fafed's own, that may run here; None: any, since the caller's own does.
+    bounds: what one silo may do to the run.
+    """
+    if allow is not None:
+        check_server(experiment, allow, shares_data=measure == "share")
+    bounds = bounds or Bounds()
+    experiment = experiment.changed(checkpoint_every=1)
+    mailbox = Mailbox(transport, federation, Audit(place.path / "audit.jsonl", "server"))
+
+    def prepare(experiment: Experiment, engine: str | None) -> Prepared:
+        if engine not in (None, Silos.engine):
+            raise ConfigError(
+                f"{place.path} was begun on the engine {engine!r}: resume it there, or give the "
+                "run over silos another folder"
+            )
+        torch.set_num_threads(experiment.threads)
+        memory.return_memory()
+        known = greeted(experiment, place, mailbox, bounds)
+        shards = _measured(experiment, measure)
+        goal = assemble.model(experiment, text=shards.text)
+        memory.park(goal, place.path)
+        algorithm = experiment.algorithm_object(known["epoch_steps"]).bind_model(goal.sizes)
+        metrics = assemble.chosen(experiment, text=shards.text)
+        found = evaluator(goal, shards.measured, metrics, threads=experiment.threads)
+        silos = Silos(
+            algorithm,
+            goal,
+            mailbox,
+            run=known["run"],
+            weights=weights_of(experiment.weights, known["examples"]),
+            steps=experiment.local_steps,
+            units=known["units"],
+            epoch_steps=known["epoch_steps"],
+            bounds=bounds,
+        )
+        run = Run(
+            algorithm,
+            silos,
+            goal.x0,
+            goal.start().buffers,
+            rounds=experiment.rounds,
+            local_steps=experiment.local_steps,
+            cohort=Cohort(
+                len(federation.silos),
+                participation=experiment.participation,
+                failure=experiment.failure,
+                seed=experiment.seed,
+            ),
+            measure=_tried(found, goal, shards.measured, measure),
+            measure_every=experiment.eval_every,
+            check_state=True,
+        )
+        return Prepared(run, goal, shards)
+
+    with logged(place.path / "log.txt"):
+        execute(experiment, place, on_record, prepare, lag=0)  # silos keep two rounds, not more
+
+
+def greeted(
+    experiment: Experiment, place: RunDir, mailbox: Mailbox, bounds: Bounds
+) -> dict[str, Any]:
+    """Tell the silos what is to be run. What they say at the first start holds for the run:
+    then all of them must come; later `min_silos` are enough."""
+    known = place.json("silos.json", "begin the run anew in another folder")
+    federation = mailbox.federation
+    if known and known["silos"] != list(federation.silos):
+        raise ConfigError(
+            f"{place.path} was begun with the silos {known['silos']}, now they are "
+            f"{list(federation.silos)}: name the same ones in the same order"
+        )
+    at = ExchangeId(known.get("run") or f"{experiment.digest[:12]}-{secrets.token_hex(4)}")
+    told = {"experiment": experiment.to_dict(), "clients": len(federation.silos)}
+    requests = {
+        silo: messages.write("hello", at, told | {"client": client}, EMPTY)
+        for client, silo in enumerate(federation.silos)
+    }
+    kinds: dict[str, messages.Shapes] = {"welcome": {}, "refused": {}, "failed": {}}
+    said: dict[str, dict[str, Any]] = {}
+    for silo, found in mailbox.ask(requests, at, kinds, EMPTY.digest, federation.start):
+        if found is not None and found.kind == "welcome":
+            try:
+                said[silo] = _welcome(found.facts, experiment)
+            except Refused as why:
+                log.error("refused the welcome of %r: %s", silo, why)
+        elif found is not None:
+            reason = found.facts.get("why", f"its log says why ({found.facts.get('error')})")
+            log.error("silo %r does not take part: %s", silo, messages.clean(reason))
+    if not known:
+        _drop_unbelievable(said, bounds)
+    needed = federation.min_silos if known else len(federation.silos)
+    if len(said) < needed:
+        missing = [silo for silo in federation.silos if silo not in said]
+        raise TooFew(
+            f"{len(said)} of {len(federation.silos)} silos take part, {missing} do not, and "
+            + (f"min_silos is {needed}" if known else "a run begins with all of them")
+            + ": start them, look into their logs, or give them more time to load their data "
+            f"(start is {federation.start:g} s)"
+        )
+    if known:
+        return known
+    facts = [said[silo] for silo in federation.silos]
+    examples = [one["examples"] for one in facts]
+    units = _units(experiment)
+    known = {
+        "run": at.run,
+        "silos": list(federation.silos),
+        "examples": examples,
+        "units": units,
+        "epoch_steps": facts[0]["epoch_steps"] or _epoch_steps(examples, units),
+    }
+    place.write_json("silos.json", known, indent=2)
+    return known
+
+
+def _welcome(facts: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
+    """What a silo says of itself. How much it draws at a time is not its to say."""
+    examples = messages.number(facts, "examples", whole=True, low=1, high=2**40)
+    if facts.get("units") != _units(experiment):
+        raise Refused(
+            f"units is {messages.clean(facts.get('units'), 80)}, expected {_units(experiment)}"
+        )
+    steps = facts.get("epoch_steps")  # said where the experiment's own data are shared
+    if steps is not None:
+        steps = messages.number(facts, "epoch_steps", whole=True, low=1, high=2**40)
+    return {"examples": examples, "epoch_steps": steps}
+
+
+def _drop_unbelievable(said: dict[str, dict[str, Any]], bounds: Bounds) -> None:
+    """A run does not begin with silos whose claims do not fit those of the others."""
+    names = list(said)
+    claims = [said[silo]["examples"] for silo in names]
+    reasons = Guard(bounds).too_many(claims)
+    steps = Counter(said[silo]["epoch_steps"] for silo in names)
+    for index, silo in enumerate(names):
+        why = reasons.get(index)
+        (common, _), *_ = steps.most_common(1)
+        if said[silo]["epoch_steps"] != common:
+            why = f"epoch_steps is {said[silo]['epoch_steps']}, the others have {common}"
+        if why is not None:
+            log.error("refused the welcome of %r: %s", silo, why)
+            del said[silo]
+
+
+def _units(experiment: Experiment) -> int | None:
+    """Examples in a step's batch; None if it is the whole shard."""
+    return experiment.batch_size if isinstance(experiment.batch_size, int) else None
+
+
+def _epoch_steps(examples: list[int], units: int | None) -> int:
+    return 1 if units is None else max(1, round(sum(examples) / len(examples) / units))
+
+
+def _measured(experiment: Experiment, measure: str | None) -> Shards:
+    """What the server measures on; it has no source to draw from."""
+    nothing: Any = None
+    if measure == "share":
+        return assemble.shard(experiment)._replace(source=nothing)
+    if measure is None:
+        return Shards(nothing, {}, None, None, text=False)
+    test = datasets.from_file(measure)
+    return Shards(nothing, {"test": lambda: chunks(test)}, None, None, text=False)
+
+
+def _tried(measured: Measure | None, goal: Model, parts: Parts, file: str | None) -> Measure | None:
+    """Measured once in advance: a file that does not fit the model is told before the first round,
+    and the server sees no client's data to compare it with. The model is probed on the same data,
+    so that it is measured on the same fast paths, and with the same digits, as in simulation."""
+    if measured is not None:
+        try:
+            goal.probe(goal.here(next(iter(next(iter(parts.values()))()))))
+            if file != "share":
+                measured(goal.x0, goal.start().buffers)
+        except Exception as cause:
+            raise ConfigError(
+                f"{type(goal.module).__name__} cannot be measured on {file}: {cause}"
+            ) from cause
+    return measured

@@ -1,0 +1,1 @@
+"""What carries messages to silos: one package for each framework."""

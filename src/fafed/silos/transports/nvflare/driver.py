@@ -1,0 +1,251 @@
+"""Seeing a run through, from an administrator's session: submit, follow, submit again.
+
+A FLARE job does not take back a site that died, nor does it survive its server. The run does: it
+has its own directory and its own name, so a job that ends early is followed by another one that
+goes on after the last finished round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+
+from fafed.core.records import Record
+from fafed.errors import ConfigError, FafedError
+from fafed.silos.server import log
+from fafed.silos.transports.nvflare.endpoint import TOPIC
+from fafed.silos.transports.nvflare.job import FafedRecipe
+from fafed.training.loop import Diverged
+
+POLL = 0.5
+DEAD = 8.0  # seconds without a process of the job
+RETRIED = {"TooFew", "Absent", "Busy"}  # errors that pass when the others are back
+OnFacts = Callable[[dict[str, Any]], None]
+OnRecord = Callable[[int, Record], None]  # which experiment, and its newest round
+
+
+class Driver:
+    """Runs a recipe to its end on a federation whose administrator's kit is here."""
+
+    def __init__(
+        self,
+        kit: Path,
+        silos: list[str],
+        *,
+        username: str,
+        min_silos: int,
+        patience: float = 60.0,
+        tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        if not (kit / "startup").is_dir():
+            raise ConfigError(
+                f"{kit} is not an administrator's startup kit (it has no folder startup): give the "
+                "folder that `nvflare provision` made"
+            )
+        self.kit = kit
+        self.silos = silos
+        self.username = username
+        self.min_silos = min_silos
+        self.patience = patience  # seconds that the server or a lost silo has to come back
+        self.tick = tick  # called while waiting
+        self.session: Session | None = None
+        self.job: str | None = None
+        self.trouble = ""  # why the last question had no answer
+        self.cause = ""  # the same in FLARE's words; kept until there is one
+        self.misses = 0  # questions in a row without one
+
+    def run(self, recipe: FafedRecipe, on_record: OnRecord | None = None) -> None:
+        """Submit the job, and again for as long as it makes progress, until all is finished."""
+        seen = [[0, 0]]
+        stuck = 0
+
+        def show(facts: dict[str, Any]) -> None:
+            if facts.get("record") and facts["at"] > seen[0]:
+                seen[0] = facts["at"]
+                if on_record:
+                    on_record(facts["at"][0], Record(**facts["record"]))
+
+        while True:
+            before = seen[0]
+            self._wait_for(self.silos)
+            facts = self._one_job(recipe, show)
+            show(facts)
+            if facts["state"] == "finished":
+                return
+            if facts["state"] == "failed" and facts.get("kind") not in RETRIED:
+                raise _failure(facts)
+            if facts["status"] == "FINISHED:ABORTED":
+                raise FafedError(
+                    "an administrator aborted the job; what is finished is saved, and the same "
+                    "command goes on"
+                )
+            stuck = 0 if seen[0] > before else stuck + 1
+            if stuck >= 3:
+                raise FafedError(f"three jobs in a row made no progress: {facts['why']}")
+            log.warning("the job has ended (%s); submitting it again", facts["why"])
+
+    def close(self) -> None:
+        """End the job that is under way, if there is one."""
+        if self.session is not None:
+            with contextlib.suppress(Exception), _silently():
+                if self.job is not None:
+                    self.session.abort_job(self.job)
+                self.session.close()
+        self.session = self.job = None
+
+    # One job.
+
+    def _one_job(self, recipe: FafedRecipe, show: OnFacts) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            recipe.export(folder)
+            self.job = self._ask(lambda s: s.submit_job(str(Path(folder) / recipe.name)))
+        log.info("job %s submitted", self.job)
+        absent: set[str] = set()
+        facts: dict[str, Any] = {}
+        heard = running = time.monotonic()
+        while True:
+            self.tick()
+            time.sleep(POLL)
+            now = time.monotonic()
+            status = self._try(lambda s: s.get_job_meta(self.job).get("status", ""))
+            if status is None:
+                if now - heard > self.patience:
+                    raise FafedError(
+                        f"the server has not answered for {self.patience:g} s: start it again, "
+                        "and then the run; it goes on where it was"
+                    )
+                continue
+            heard = now
+            told = self._try(lambda s: s.do_app_command(self.job, TOPIC, {}))
+            if isinstance(told, dict) and "state" in told:
+                facts, running = told, now
+                show(facts)
+                absent = self._call_back(facts, absent)
+            state = facts.get("state")
+            over = state in ("again", "failed", "finished")  # FLARE takes its time to see it
+            # a server that was killed and is back still says that its old jobs run
+            wait = 4 * DEAD if state == "aborted" else DEAD
+            dead = self.trouble == "JobNotRunning" and facts and now - running > wait
+            if (over or dead) and state != "finished":
+                self._try(lambda s: s.abort_job(self.job))
+            if over or dead or str(status).startswith("FINISHED"):
+                job, self.job = self.job, None
+                return {"status": status} | (facts if over else self._outcome(job, status, facts))
+
+    def _call_back(self, facts: dict[str, Any], absent: set[str]) -> set[str]:
+        """A silo that was not there when the job began, and is now: end the job after the round
+        under way, so that the next one has it."""
+        if "met" not in facts:
+            return absent
+        missing = set(self.silos) - set(facts["met"])
+        connected = self._connected() if missing else set()
+        if missing & connected & absent:
+            self._try(lambda s: s.do_app_command(self.job, TOPIC, {"pause": True}))
+        return missing - connected
+
+    def _outcome(self, job: str | None, status: str, facts: dict[str, Any]) -> dict[str, Any]:
+        """What the job itself said last; its server may have died before it could."""
+        with tempfile.TemporaryDirectory() as folder:
+            self._try(lambda s: s.download_job_result(job, folder))
+            for path in Path(folder).rglob("fafed.json"):
+                return dict(json.loads(path.read_text("utf-8")))
+        return facts | {"state": "again", "why": f"FLARE says {status}"}
+
+    # Who is there.
+
+    def _wait_for(self, silos: list[str]) -> None:
+        """Until all silos are there, or enough of them and the patience is over."""
+        end = time.monotonic() + self.patience
+        while True:
+            self.tick()
+            here = self._connected() & set(silos)
+            if len(here) == len(silos) and self._alive(silos) == set(silos):
+                return
+            if time.monotonic() > end:
+                break
+            time.sleep(POLL)
+        if not here and self.cause:
+            raise FafedError(
+                f"the server did not answer for {self.patience:g} s ({self.cause}): start it, or "
+                "see whether the kit is one of its own"
+            )
+        here = self._alive(sorted(here))
+        if len(here) < self.min_silos:
+            missing = sorted(set(silos) - here)
+            raise FafedError(
+                f"{len(here)} of {len(silos)} silos are connected, the run must have "
+                f"{self.min_silos}: start {', '.join(missing)}"
+            )
+        log.warning("going on without %s", ", ".join(sorted(set(silos) - here)))
+
+    def _connected(self) -> set[str]:
+        found = self._try(lambda s: s.get_connected_client_list())
+        return {client.name for client in found or []}
+
+    def _alive(self, silos: list[str]) -> set[str]:
+        """FLARE lists a killed site for ten minutes; only an answer shows that it lives."""
+        if not silos:
+            return set()
+        found = self._try(lambda s: s.check_status("client", silos)) or {}
+        told = {one["client_name"]: one["status"] for one in found.get("client_status", [])}
+        return {name for name in silos if told.get(name, "no_reply") != "no_reply"}
+
+    # The session.
+
+    def _ask(self, question: Callable[[Any], Any]) -> Any:
+        end = time.monotonic() + self.patience
+        while True:
+            answer = self._try(question)
+            if answer is not None:
+                return answer
+            if time.monotonic() > end:
+                raise FafedError(f"the server did not answer for {self.patience:g} s: start it")
+            self.tick()
+            time.sleep(POLL)
+
+    def _try(self, question: Callable[[Any], Any]) -> Any:
+        """The server's answer, or None while it is not there."""
+        self.trouble = ""
+        try:
+            with _silently():
+                if self.session is None:
+                    self.session = new_secure_session(self.username, str(self.kit), timeout=5.0)
+                answer = question(self.session)
+            self.misses, self.cause = 0, ""
+            return answer
+        except Exception as cause:  # the session has many, and closes itself after some
+            log.debug("no answer from the server: %r", cause)
+            self.trouble, self.cause = type(cause).__name__, f"{type(cause).__name__}: {cause}"
+            self.misses += 1
+            if self.trouble in _BROKEN or self.misses >= 5:  # some break without saying so
+                self.misses = 0
+                with contextlib.suppress(Exception), _silently():
+                    if self.session is not None:
+                        self.session.close()
+                self.session = None
+            return None
+
+
+def _failure(facts: dict[str, Any]) -> FafedError:
+    """What ended the job, as it would have come from a run here."""
+    if facts.get("kind") == "Diverged":
+        return Diverged(facts["why"], facts["client"], facts["round"])
+    return FafedError(facts["why"])
+
+
+_BROKEN = {"NoConnection", "SessionClosed", "ConnectionError", "AuthenticationError"}
+
+
+@contextlib.contextmanager
+def _silently() -> Iterator[None]:
+    """FLARE's session prints to the console."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        yield

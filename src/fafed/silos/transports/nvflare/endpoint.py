@@ -1,0 +1,176 @@
+"""A message in letters, and a silo's end of the wire.
+
+A letter is facts, in JSON, and bytes. A request comes as letters in order, {token, at, size}, each
+with a piece of its body, the last one with its head. The answer to that is {size}, with the head of
+the silo's answer; the pieces of its body are fetched with {token, wanted}. A small message is one
+letter. {ping} asks whether the silo is there. A silo takes letters from the server's job alone.
+
+Letters are requests between FLARE's cells, which carry bytes as they are. Auxiliary messages pack
+them, and a silo that gets one makes a text of all of its bytes for a line of its log, even if
+nothing is logged.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.message import Message as CellMessage
+
+from fafed.errors import ConfigError
+from fafed.silos import memory, payload
+from fafed.silos.messages import HEAD_LIMIT, Message
+from fafed.silos.payload import Body
+from fafed.silos.server import log
+from fafed.silos.site import Site
+from fafed.silos.transports.nvflare.gate import OnRefusal
+from fafed.silos.worker import Worker, unable
+
+CHANNEL = TOPIC = "fafed"
+FACTS_LIMIT = 4096  # characters of a letter's facts
+
+
+class Letter(NamedTuple):
+    facts: dict[str, Any]
+    head: bytes = b""
+    piece: bytes | memoryview = b""
+
+    def packed(self) -> CellMessage:
+        facts = self.facts | {"head": len(self.head), "piece": len(self.piece)}
+        payload = b"".join((self.head, self.piece)) if self.head else self.piece
+        payload = payload or b"-"  # FLARE knows no empty ones
+        return CellMessage({"fafed": json.dumps(facts)}, payload)
+
+    def packed_reply(self) -> CellMessage:
+        """In a list, since FLARE keeps a reply of plain bytes for a minute after it was read."""
+        message = self.packed()
+        message.payload = [bytes(message.payload)]
+        return message
+
+
+def opened(message: CellMessage) -> Letter | None:
+    """None if it is not one."""
+    try:
+        told = message.get_header("fafed")
+        if len(told) > FACTS_LIMIT:
+            return None
+        facts = json.loads(told)
+        found = message.payload
+        data = memoryview(found[0] if isinstance(found, list) else found)
+        head, piece = facts["head"], facts["piece"]
+    except (TypeError, ValueError, KeyError, IndexError):
+        return None
+    good = all(type(n) is int and n >= 0 for n in (head, piece)) and head <= HEAD_LIMIT
+    if not good or head + piece > len(data):
+        return None
+    return Letter(facts, bytes(data[:head]), data[head : head + piece])
+
+
+def letters(message: Message, token: str) -> Iterator[Letter]:
+    """A request, one letter after another."""
+    at, total = 0, len(message.body)
+    facts = {"token": token, "size": total}
+    while total > payload.LARGE and at < total:
+        piece = payload.cut(message.body, at)
+        yield Letter(facts | {"at": at}, b"", piece)
+        payload.release()
+        at += len(piece)
+    yield Letter(facts | {"at": at}, message.head, payload.cut(message.body, at))
+
+
+class Endpoint:
+    """Puts requests together, has them answered, and hands out the answers."""
+
+    def __init__(
+        self, file: Path, name: str, server: str, on_refusal: OnRefusal, closed: str = ""
+    ) -> None:
+        self.file = file  # the silo's own
+        self.name = name
+        self.server = server  # the cell of the server's job: no other one is answered
+        self.on_refusal = on_refusal
+        self.closed = closed  # why this silo does not take part in the job, if it does not
+        self.asked: Any = None  # the request that is coming in, and what is here of it
+        self.body: Any = bytearray()
+        self.at = 0
+        self.answered: Any = None  # the request whose answer is being fetched
+        self.answer: Body = b""
+
+    @functools.cached_property
+    def worker(self) -> Worker:
+        return Worker(self.name, Site.read(self.file))
+
+    def take(self, message: CellMessage) -> CellMessage:
+        """One letter, and what there is to say to it."""
+        reply = None
+        origin = str(message.get_header(MessageHeaderKey.ORIGIN) or "")
+        try:
+            if origin != self.server:
+                why = f"letters come from {self.server} alone"
+                self.on_refusal(origin, f"{CHANNEL}:{TOPIC}", why)
+            elif (letter := opened(message)) is not None:
+                reply = self._reply(letter)
+        except Exception:  # else the server would wait until the deadline
+            log.exception("%s: a piece of a message cannot be taken", self.name)
+        found = (reply or Letter({})).packed_reply()
+        code = ReturnCode.INVALID_REQUEST if reply is None else ReturnCode.OK
+        found.set_header(MessageHeaderKey.RETURN_CODE, code)
+        return found
+
+    def _reply(self, letter: Letter) -> Letter | None:
+        if "ping" in letter.facts:
+            return Letter({})
+        return self._hand_out(letter) if "wanted" in letter.facts else self._put(letter)
+
+    def _put(self, letter: Letter) -> Letter | None:
+        """A piece of a request; the last one is answered."""
+        token, at, size = (letter.facts.get(name) for name in ("token", "at", "size"))
+        try:
+            limit = self.worker.site.limit
+        except ConfigError as cause:
+            log.error("%s: %s", self.name, cause)
+            return Letter({"size": 0}, unable(letter.head, cause).head if letter.head else b"")
+        if at == 0:
+            if type(size) is not int or not 0 <= size <= limit:
+                log.warning(
+                    "%s: refused a message of %r bytes: this silo takes %d (`limit` in %s)",
+                    *(self.name, size, limit, self.file),
+                )
+                return None
+            self.asked, self.at, self.answer = token, 0, b""
+            self.body = payload.room(self.worker.site.folder, size)
+        end = self.at + len(letter.piece)
+        if token != self.asked or at != self.at or end > len(self.body):
+            return None
+        self.body[self.at : end] = letter.piece
+        self.at = end
+        payload.release()
+        return self._answer(letter) if letter.head else Letter({})
+
+    def _answer(self, last: Letter) -> Letter | None:
+        if self.at != len(self.body):
+            return None
+        request = Message(last.head, self.body)
+        self.asked, self.body = None, bytearray()
+        if self.closed:
+            return Letter({"size": 0}, self.worker.refuse(request, self.closed).head)
+        if len(request.body) > payload.LARGE:
+            memory.trim()
+        answer = self.worker.handle(request)
+        self.answered, self.answer = last.facts["token"], answer.body
+        small = len(answer.body) <= payload.LARGE
+        piece = payload.cut(answer.body, 0) if small else b""
+        return Letter({"size": len(answer.body)}, answer.head, piece)
+
+    def _hand_out(self, letter: Letter) -> Letter | None:
+        at = letter.facts["wanted"]
+        if letter.facts.get("token") != self.answered or type(at) is not int or at < 0:
+            return None
+        piece = payload.cut(self.answer, at)
+        payload.release()
+        if at + len(piece) >= len(self.answer):
+            self.answer = b""
+        return Letter({}, b"", piece)

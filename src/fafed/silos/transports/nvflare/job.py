@@ -1,0 +1,212 @@
+"""What runs inside a FLARE job: our round loop on the server, our worker on each site."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.client import Client
+from nvflare.apis.event_type import EventType
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.job_def import JobMetaKey
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.job_config.api import FedJob
+from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
+from nvflare.private.privacy_manager import PrivacyService
+from nvflare.recipe.prod_env import ProdEnv
+from nvflare.recipe.spec import ExecEnv, Recipe
+
+from fafed.core.records import Record
+from fafed.errors import ConfigError, FafedError
+from fafed.experiments.config import Experiment
+from fafed.experiments.rundir import RunDir
+from fafed.silos.serve import serve
+from fafed.silos.server import FederationConfig, log
+from fafed.silos.transports.nvflare.endpoint import CHANNEL, TOPIC, Endpoint
+from fafed.silos.transports.nvflare.gate import SERVER, Refusals, guard
+from fafed.silos.transports.nvflare.kit_files import outdated, server_file, silo_file
+from fafed.silos.transports.nvflare.wire import Aborted, Wire
+from fafed.training.loop import Diverged
+
+
+class Again(FafedError):
+    """The job ends after a finished round, to be submitted again with those who are back."""
+
+
+class FafedController(Controller):  # type: ignore[misc]
+    """Runs the experiments one after another. Every argument is an attribute of its name: FLARE's
+    export silently drops those that are not."""
+
+    def __init__(
+        self,
+        experiments: list[dict[str, Any]],
+        silos: list[str],
+        min_silos: int,
+        deadline: float = 3600.0,
+        start: float = 300.0,
+    ) -> None:
+        super().__init__()
+        self.experiments = experiments
+        self.silos = silos
+        self.min_silos = min_silos
+        self.deadline = deadline
+        self.start = start
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        self.pause = threading.Event()
+        self.facts: dict[str, Any] = {"state": "starting", "at": [0, 0], "why": ""}
+        self.wire: Wire | None = None
+        engine = fl_ctx.get_engine()
+        guard(engine.get_cell(), Refusals(SERVER, None))
+        engine.register_app_command(TOPIC, self._command)
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        workspace = Path(fl_ctx.get_workspace().get_root_dir())
+        run_dir = Path(fl_ctx.get_workspace().get_run_dir(fl_ctx.get_job_id()))
+        try:
+            if why := outdated(workspace):
+                raise ConfigError(why)
+            own = server_file(workspace)
+            self.wire = Wire(fl_ctx, abort_signal, own.runs)
+            federation = FederationConfig(
+                tuple(self.silos), self.min_silos, self.deadline, self.start
+            )
+            for index, content in enumerate(self.experiments):
+                experiment = Experiment.from_dict(content, "the job's experiment")
+                place = RunDir.for_experiment(experiment, own.runs)
+                if not place.finished():
+                    told = partial(self._recorded, index, experiment.rounds)
+                    serve(
+                        experiment,
+                        place,
+                        self.wire,
+                        federation,
+                        measure=own.measure,
+                        allow=own.allow,
+                        bounds=own.bounds,
+                        on_record=told,
+                    )
+            self.facts["state"] = "finished"
+        except Again as why:
+            self.facts |= {"state": "again", "why": str(why)}
+            log.warning("%s", why)
+        except Aborted as why:
+            self.facts |= {"state": "aborted", "why": str(why)}
+        except FafedError as error:
+            self.facts |= {"state": "failed", "why": str(error), "kind": type(error).__name__}
+            if isinstance(error, Diverged):
+                self.facts |= {"client": error.client, "round": error.round}
+            self.system_panic(str(error), fl_ctx)
+        except Exception as error:
+            self.facts |= {"state": "failed", "why": repr(error), "kind": type(error).__name__}
+            raise
+        finally:
+            (run_dir / "fafed.json").write_text(json.dumps(self.facts), "utf-8")
+
+    def _recorded(self, index: int, rounds: int, record: Record) -> None:
+        assert self.wire is not None
+        self.facts |= {"state": "running", "at": [index, record.round], "record": record.to_dict()}
+        self.facts["met"] = sorted(self.wire.met)
+        if record.round == rounds and index + 1 == len(self.experiments):
+            return
+        if self.wire.gone:
+            names = ", ".join(sorted(self.wire.gone))
+            raise Again(f"round {record.round} is finished; {names} can come back in a new job")
+        if self.pause.is_set():
+            raise Again(f"round {record.round} is finished; the job was asked to end")
+
+    def _command(self, topic: str, data: Any, fl_ctx: FLContext, *more: Any) -> dict[str, Any]:
+        """What an administrator's session asks: how far the run is, or to end after a round."""
+        if isinstance(data, Mapping) and data.get("pause"):
+            self.pause.set()
+        return dict(self.facts)
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        pass
+
+    def process_result_of_unknown_task(
+        self, client: Client, task_name: str, client_task_id: str, result: Shareable, ctx: FLContext
+    ) -> None:
+        pass
+
+
+def policy_in_the_way(fl_ctx: FLContext) -> str:
+    """Why the silo's own privacy policy keeps it from this job; "" if it does not.
+
+    FLARE applies a policy's filters to tasks and their results. fafed's messages are neither, and
+    a silo whose policy would not be kept must not take part."""
+    manager = PrivacyService.get_manager()
+    if manager is None or not manager.is_policy_defined():
+        return ""
+    meta = fl_ctx.get_prop(FLContextKey.JOB_META) or {}
+    scope = manager.get_scope(meta.get(JobMetaKey.SCOPE, ""))
+    chains = [] if scope is None else [scope.task_data_filters, scope.task_result_filters]
+    if not any(chain for both in chains for chain in both.values()) and not manager.components:
+        return ""
+    return (
+        "local/privacy.json of this silo has filters or components for this job, and fafed's "
+        "messages do not pass them: remove them from that file if this silo is to take part"
+    )
+
+
+class FafedExecutor(Executor):  # type: ignore[misc]
+    """A silo: answers the server's messages from the silo's own file and data."""
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == EventType.START_RUN:
+            engine, name = fl_ctx.get_engine(), fl_ctx.get_identity_name()
+            root = Path(fl_ctx.get_workspace().get_root_dir())
+            file = silo_file(root, name)
+            refusals = Refusals(name, file)
+            job = fl_ctx.get_job_id()
+            simulated = job == SimulatorConstants.JOB_NAME  # there the server is one process
+            server = SERVER if simulated else FQCN.join([SERVER, job])
+            closed = outdated(root) or policy_in_the_way(fl_ctx)
+            endpoint = Endpoint(file, name, server, refusals, closed)
+            guard(engine.get_cell(), refusals)
+            engine.get_cell().register_request_cb(channel=CHANNEL, topic=TOPIC, cb=endpoint.take)
+
+    def execute(
+        self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
+    ) -> Shareable:
+        return make_reply(ReturnCode.TASK_UNKNOWN)
+
+
+class FafedRecipe(Recipe):  # type: ignore[misc]
+    """Experiments as a FLARE recipe: runs on SimEnv, PocEnv and ProdEnv, or is exported.
+
+    Each site needs its own file first, see docs/silos.md; it is never part of the job.
+    """
+
+    def __init__(
+        self,
+        experiments: Experiment | Sequence[Experiment],
+        silos: Sequence[str],
+        *,
+        min_silos: int | None = None,
+        deadline: float = 3600.0,
+        start: float = 300.0,
+    ) -> None:
+        several = [experiments] if isinstance(experiments, Experiment) else list(experiments)
+        fewest = FederationConfig.with_defaults(silos, min_silos).min_silos
+        job = FedJob(name=several[0].name, min_clients=fewest)
+        job.set_app_packages(["fafed"])  # it is installed everywhere: a job carries no code
+        contents = [experiment.to_dict() for experiment in several]
+        job.to_server(FafedController(contents, list(silos), fewest, deadline, start))
+        job.to_clients(FafedExecutor())
+        super().__init__(job)
+
+    def process_env(self, env: ExecEnv) -> None:
+        """FLARE's simulator and proof-of-concept kits know no list of allowed classes of ours, and
+        take only those whose code comes along. Real silos refuse a job with code."""
+        if not isinstance(env, ProdEnv):
+            self._job.set_app_packages([])

@@ -1,0 +1,128 @@
+"""The files of fafed in a FLARE startup kit: each belongs to the place it is in.
+
+    local/fafed.toml       on a silo: its data, its folder, what may run (fafed.silos.site)
+                           on the server: runs = "FOLDER", measure = "FILE", what may run there,
+                           and what one silo may do to a run ([bounds], fafed.silos.bounds)
+    local/resources.json   FLARE's own: a job may use one class of fafed and no other, and the
+                           parent process has a gate (fafed.silos.transports.nvflare.gate)
+    local/authorization.json   on a silo: nobody may send code, look into files, or operate it
+
+In FLARE's simulator, which has no kits, FAFED_SILO names the silos' files, with {name} in it, and
+FAFED_SERVER the server's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from fafed.errors import ConfigError
+from fafed.experiments.config import Part
+from fafed.silos.bounds import Bounds
+
+SERVER_CLASS = "fafed.silos.transports.nvflare.job.FafedController"
+SILO_CLASS = "fafed.silos.transports.nvflare.job.FafedExecutor"
+GATE = {"id": "fafed_gate", "path": "fafed.silos.transports.nvflare.gate.Gate", "args": {}}
+FORBIDDEN = ("byoc", "operate", "shell_commands", "server-predeployed-flwr")  # on a silo
+
+
+class ServerFile(Part):
+    runs: Path = Field(default=Path("fafed-runs"), strict=False)
+    measure: str | None = None  # a file to measure on, or "share" in a try-out
+    allow: list[str] = Field(default_factory=list)  # code beside fafed's own that may run here
+    bounds: Bounds = Bounds()
+
+
+def silo_file(root: Path, name: str) -> Path:
+    given = os.environ.get("FAFED_SILO")
+    return Path(given.replace("{name}", name)) if given else root / "local" / "fafed.toml"
+
+
+def server_file(root: Path) -> ServerFile:
+    path = Path(os.environ.get("FAFED_SERVER") or root / "local" / "fafed.toml")
+    try:
+        text = path.read_text("utf-8") if path.is_file() else ""
+        found = ServerFile.model_validate(tomllib.loads(text))
+    except (OSError, tomllib.TOMLDecodeError, ValidationError) as cause:
+        raise ConfigError(f"the server's file {path} cannot be read: {cause}") from cause
+    return found.model_copy(update={"runs": root / found.runs})
+
+
+def install(kit: Path, content: str) -> Path:
+    """Put fafed's file into a kit, make its class the only one that a job may use, and let nobody
+    but this user look into it."""
+    local = kit / "local"
+    default = local / "resources.json.default"
+    resources = local / "resources.json"
+    source = resources if resources.is_file() else default
+    if not source.is_file():
+        raise ConfigError(
+            f"{kit} is not a startup kit (it has no {default.relative_to(kit)}): give the folder "
+            "that `nvflare provision` made for this server or site"
+        )
+    found = json.loads(source.read_text("utf-8"))
+    silo = "client" in found
+    found["class_list_enforcement_mode"] = "enforce"
+    found["class_allow_list"] = [SILO_CLASS if silo else SERVER_CLASS]
+    ours = {GATE["id"]}
+    if silo:
+        # FLARE would send a site's error log to the server, and with it paths and who knows what
+        found["allow_log_streaming"] = False
+        ours.add("site_log_streamer")
+        _forbid(local)
+    others = [part for part in found.get("components", []) if part.get("id") not in ours]
+    found["components"] = [GATE, *others]
+    _keep_inside(found, kit)
+    resources.write_text(json.dumps(found, indent=2), "utf-8")
+    path = local / "fafed.toml"
+    path.write_text(content, "utf-8")
+    close(kit)
+    return path
+
+
+def outdated(kit: Path) -> str:
+    """Why a kit that fafed has set up is not safe to use; "" if it is, or has none of our files."""
+    local = kit / "local"
+    if not (local / "fafed.toml").is_file():
+        return ""
+    found = json.loads((local / "resources.json").read_text("utf-8"))
+    if GATE in found["components"]:
+        return ""
+    return (
+        f"the kit {kit.name} was set up by an older fafed and listens to other silos: run "
+        "`fafed silos site` (on the server `fafed silos server`) on it again, and restart it"
+    )
+
+
+def close(folder: Path) -> None:
+    """Take all rights in a folder from everyone but its owner: kits hold private keys."""
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode & 0o700)
+
+
+def _forbid(local: Path) -> None:
+    """FLARE's defaults let the project's administrator send code with a job, which would come
+    before the silo's own fafed, and read files in the silo's kit."""
+    default = json.loads((local / "authorization.json.default").read_text("utf-8"))
+    rights = ("submit_job", "clone_job", "manage_job", "download_job", "view")
+    for role, given in default["permissions"].items():
+        allowed = dict.fromkeys(rights, given) if isinstance(given, str) else given
+        default["permissions"][role] = allowed | dict.fromkeys(FORBIDDEN, "none")
+    (local / "authorization.json").write_text(json.dumps(default, indent=2), "utf-8")
+
+
+def _keep_inside(found: object, kit: Path) -> None:
+    """FLARE's server keeps jobs in /tmp/nvflare, shared by all servers of a machine: move them."""
+    if isinstance(found, dict):
+        for key, value in found.items():
+            if isinstance(value, str) and value.startswith("/tmp/nvflare/"):
+                found[key] = str(kit.absolute() / value.removeprefix("/tmp/nvflare/"))
+            _keep_inside(value, kit)
+    elif isinstance(found, list):
+        for value in found:
+            _keep_inside(value, kit)

@@ -1,0 +1,103 @@
+"""A federation on this machine from one command: real certificates, real processes, loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fafed.experiments.config import Experiment
+from fafed.silos.server import FederationConfig
+from fafed.silos.transports.nvflare.driver import Driver, OnRecord
+from fafed.silos.transports.nvflare.job import FafedRecipe
+from fafed.silos.transports.nvflare.kit_files import install
+from fafed.silos.transports.nvflare.local_federation import ADMIN, Local, provision
+
+
+def for_silos(experiment: Experiment, silos: int) -> Experiment:
+    """The experiment for so many clients, on the engine whose numbers silos give. Their processes
+    run elsewhere: a folder of data is meant from here, as in a run on this machine."""
+    content = experiment.to_dict() | {"engine": "loop"}
+    if experiment.data.name is not None:
+        content["data"] = {**content["data"], "clients": silos}
+    if experiment.data.folder is not None:
+        folder = Path(experiment.data.folder).expanduser().absolute()
+        content["data"] = {**content["data"], "folder": str(folder)}
+    return Experiment.from_dict(content, experiment.name)
+
+
+def allowed(experiments: Sequence[Experiment]) -> list[str]:
+    """The code that these experiments need on a silo that takes its share of their data."""
+    found: list[str] = []
+    for e in experiments:
+        found += [e.model.name, e.algorithm.name, e.loss]
+        found += [e.data.function or "", e.data.folder or "", *e.metrics]
+    return sorted({name for name in found if name})
+
+
+@contextlib.contextmanager
+def local_federation(
+    folder: Path, experiments: Sequence[Experiment], silos: int, runs: Path
+) -> Iterator[Local]:
+    """A server and silos that share the experiments' own data; stopped in the end.
+
+    What the silos keep stays in the folder; the kits with their certificates are made anew.
+    """
+    names = _names(silos)
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    shutil.rmtree(folder / "kits", ignore_errors=True)
+    kits = provision(folder / "kits", names)
+    allow = f"allow = {json.dumps(allowed(experiments))}\n"
+    install(kits / "localhost", f'runs = {_text(runs.absolute())}\nmeasure = "share"\n{allow}')
+    for name in names:
+        kept = (folder / name).absolute()
+        install(
+            kits / name,
+            f"folder = {_text(kept)}\n{allow}[data]\nshare = true\n",
+        )
+    local = Local(kits, names)
+    try:
+        local.start()
+        yield local
+    finally:
+        local.stop()
+
+
+def attempt(
+    experiments: Sequence[Experiment],
+    silos: int,
+    runs: Path,
+    *,
+    min_silos: int | None = None,
+    deadline: float = 600.0,
+    on_record: OnRecord | None = None,
+) -> None:
+    """Run the experiments on a federation of this machine, to the end."""
+    federation = FederationConfig.with_defaults(_names(silos), min_silos)
+    folder = runs / experiments[0].name / "silos"
+    with local_federation(folder, experiments, silos, runs) as local:
+        recipe = FafedRecipe(
+            experiments, federation.silos, min_silos=federation.min_silos, deadline=deadline
+        )
+        driver = Driver(
+            local.kits / ADMIN,
+            list(federation.silos),
+            username=ADMIN,
+            min_silos=federation.min_silos,
+            tick=local.watch,
+        )
+        try:
+            driver.run(recipe, on_record)
+        finally:
+            driver.close()
+
+
+def _names(silos: int) -> list[str]:
+    return [f"silo-{i + 1}" for i in range(silos)]
+
+
+def _text(path: Path) -> str:
+    return json.dumps(str(path))

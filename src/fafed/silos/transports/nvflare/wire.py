@@ -1,0 +1,181 @@
+"""The server's end of the wire."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.signal import Signal
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.message import Message as CellMessage
+
+from fafed.errors import FafedError
+from fafed.silos import payload
+from fafed.silos.messages import Message
+from fafed.silos.server import log
+from fafed.silos.transports.nvflare.endpoint import CHANNEL, TOPIC, Letter, letters, opened
+
+PING_SECONDS = 2.0
+GONE = 3  # pings in a row that find nobody
+NOBODY = (ReturnCode.COMM_ERROR, ReturnCode.TARGET_UNREACHABLE, ReturnCode.INVALID_TARGET)
+
+
+class Aborted(FafedError):
+    """FLARE ends the job: a site's process has failed, or an administrator wants it."""
+
+
+class Wire:
+    """The transport: each request waits for its answer in a thread of its own. Large answers are
+    kept in the folder."""
+
+    def __init__(self, fl_ctx: FLContext, abort_signal: Signal, folder: Path) -> None:
+        self.engine = fl_ctx.get_engine()
+        self.job = fl_ctx.get_job_id()
+        self.abort = abort_signal
+        self.folder = folder
+        self.met: set[str] = set()  # have answered in this job
+        self.gone: set[str] = set()  # had answered, and exist no more
+        self.busy: set[str] = set()  # have not answered an earlier request
+
+    def present(self) -> list[str]:
+        return sorted(self.met - self.gone - self.busy)
+
+    def ask(
+        self, requests: Mapping[str, Message], seconds: float, limit: int
+    ) -> Iterator[tuple[str, Message | None]]:
+        answers: queue.Queue[tuple[str, Message | None]] = queue.Queue()
+        end = time.monotonic() + seconds
+        for silo, request in requests.items():
+            self.busy.add(silo)
+            self._thread(self._deliver, silo, request, end, limit, answers)
+        waiting = set(requests)
+        misses = dict.fromkeys(requests, 0)
+        look = time.monotonic() + PING_SECONDS
+        while waiting and time.monotonic() < end:
+            if self.abort.triggered:
+                raise Aborted("the job was aborted; the round under way is lost")
+            with contextlib.suppress(queue.Empty):
+                silo, answer = answers.get(timeout=max(0.0, min(0.2, end - time.monotonic())))
+                if silo in waiting:
+                    waiting.discard(silo)
+                    yield silo, answer
+            if time.monotonic() >= look and waiting & self.met:
+                for silo in waiting & self.met:
+                    self._thread(self._ping, silo, misses)
+                look = time.monotonic() + PING_SECONDS
+            for silo in [s for s in waiting if misses[s] >= GONE]:
+                self.gone.add(silo)
+                waiting.discard(silo)
+                yield silo, None
+
+    def _deliver(
+        self,
+        silo: str,
+        request: Message,
+        end: float,
+        limit: int,
+        answers: queue.Queue[tuple[str, Message | None]],
+    ) -> None:
+        while time.monotonic() < end and not self.abort.triggered:
+            answer = self._carried(silo, request, end, limit)
+            if answer is not None:
+                self.met.add(silo)
+                self.busy.discard(silo)
+                answers.put((silo, answer))
+                return
+            if silo in self.met:
+                break
+            time.sleep(0.3)  # its process is still starting
+        self.busy.discard(silo)
+        if silo in self.met and time.monotonic() < end:
+            self.gone.add(silo)
+            answers.put((silo, None))
+
+    def _carried(self, silo: str, request: Message, end: float, limit: int) -> Message | None:
+        """There and back, piece by piece, so that no process holds a large message as a whole."""
+        token, reply = secrets.token_hex(8), None
+        for letter in letters(request, token):
+            reply = self._exchanged(silo, letter, end)
+            if reply is None:
+                return None
+        assert reply is not None
+        size, head, at = reply.facts.get("size"), reply.head, 0
+        if type(size) is not int or not 0 <= size <= limit:
+            log.warning("silo %r announces %.40r bytes, not 0 to %d; refused", silo, size, limit)
+            return Message(b"", b"")
+        try:
+            body = payload.room(self.folder, size)
+        except FafedError as cause:
+            log.error("the answer of %r cannot be kept: %s", silo, cause)
+            return Message(b"", b"")
+        while True:
+            if len(reply.piece) > size - at:
+                return Message(b"", b"")
+            body[at : at + len(reply.piece)] = reply.piece
+            payload.release()
+            at += len(reply.piece)
+            if at == size:
+                return Message(head, body)
+            reply = self._exchanged(silo, Letter({"token": token, "wanted": at}), end)
+            if reply is None:
+                return None
+            if not reply.piece:
+                return Message(b"", b"")
+
+    def _exchanged(self, silo: str, letter: Letter, end: float) -> Letter | None:
+        """The silo's answer to a letter, or None."""
+        reply = self._sent(silo, letter, end - time.monotonic())
+        if reply is None or _code(reply) != ReturnCode.OK:
+            return None
+        # What is no letter is an answer, but a bad one: its silo has not gone.
+        return opened(reply) or Letter({"size": -1})
+
+    def _sent(self, silo: str, letter: Letter, seconds: float) -> CellMessage | None:
+        """What comes back for a letter; None if it does not come from the silo that was asked."""
+        client = self.engine.get_client_from_name(silo)
+        if client is None:
+            return None
+        target = FQCN.join([client.get_fqcn(), self.job])
+        reply = self.engine.get_cell().send_request(
+            channel=CHANNEL,
+            topic=TOPIC,
+            target=target,
+            request=letter.packed(),
+            timeout=seconds,
+            optional=True,
+            abort_signal=self.abort,
+        )
+        if _code(reply) != ReturnCode.OK:
+            return reply
+        origin = reply.get_header(MessageHeaderKey.ORIGIN)
+        if origin != target:
+            log.warning("refused an answer for %r that came from %r", silo, origin)
+            return None
+        return reply
+
+    def _ping(self, silo: str, misses: dict[str, int]) -> None:
+        try:
+            code = _code(self._sent(silo, Letter({"ping": True}), 10 * PING_SECONDS))
+        except Exception:  # FLARE has many; none of them is an answer
+            code = ReturnCode.COMM_ERROR
+        if code in NOBODY:
+            misses[silo] += 1  # one that is merely slow has until the deadline
+        elif code == ReturnCode.OK:
+            misses[silo] = 0
+
+    @staticmethod
+    def _thread(target: Any, *args: Any) -> None:
+        threading.Thread(target=target, args=args, daemon=True).start()
+
+
+def _code(reply: CellMessage | None) -> str:
+    missing = ReturnCode.TARGET_UNREACHABLE
+    return missing if reply is None else str(reply.get_header(MessageHeaderKey.RETURN_CODE))

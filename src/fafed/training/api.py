@@ -1,0 +1,139 @@
+"""The call people will use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fafed.core import randomness
+from fafed.core.algorithm import Algorithm
+from fafed.core.records import History
+from fafed.data.checks import check_measured
+from fafed.data.sources.examples import BatchSize, as_tensors, examples_of
+from fafed.engines.simulation import Simulation
+from fafed.errors import ConfigError
+from fafed.objectives import module as objectives
+from fafed.objectives.base import Loss, Metric
+from fafed.training.build import build
+from fafed.training.cohort import Participation
+from fafed.training.evaluation import chunks, evaluator
+from fafed.training.loop import Diverged
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished training."""
+
+    model: nn.Module  # the trained module, in eval mode; the one passed in is not changed
+    x: Tensor  # its flat vector
+    history: History
+    engine: str  # "loop", "vmap" or "native"
+
+
+def train(
+    model: nn.Module,
+    clients: Sequence[Any],
+    algorithm: Algorithm,
+    *,
+    rounds: int,
+    local_steps: int = 10,
+    batch_size: BatchSize = 50,
+    loss: Loss = F.cross_entropy,
+    test: Any = None,
+    validation: Any = None,
+    metrics: Mapping[str, Metric] | None = None,
+    output: str = "last",
+    seed: int = 0,
+    engine: str = "auto",
+    weights: str | Sequence[float] = "uniform",
+    participation: Participation = 1.0,
+    failure: float = 0.0,
+    opening_batch_size: BatchSize | None = None,
+    clip: float | None = None,
+    weight_decay: float = 0.0,
+    eval_every: int = 1,
+    device: torch.device | str | None = None,
+    workers: int | None = None,
+    threads: int = 1,
+) -> Result:
+    """Train `model` over `clients` with `algorithm`, and return the trained copy.
+
+    clients: for each client a Dataset or a tuple of tensors (inputs, targets).
+    loss, metrics: functions of (outputs, targets), means over the batch. Labels that are the loss's
+        `ignore_index` take no part in any mean, and a batch of nothing else has a gradient of zero
+        and no loss. What can be known of a loss's labels: `help(fafed.objectives.labels)`.
+    batch_size: examples per local step, or "full" for the client's whole data, in order.
+    output: "last", "random_round" (what theorems speak of), or "best_val" (lowest validation loss).
+    engine: "loop", "vmap", "native" (in C), or "auto"; the results agree up to rounding.
+    weights: "uniform", "examples" (by the amount of data), or a number per client.
+    participation, failure: see `fafed.cohort.Cohort`.
+    opening_batch_size: the batch of the first estimate (FAFED, STEM); local_steps * batch_size.
+    clip, weight_decay: of each gradient: bound on its norm, and multiple of x added to it.
+    workers: threads that clients, and batches to measure on, are shared among, one per core if
+        None; no digit depends on it.
+    threads: of torch in each worker; last digits may depend on it.
+    """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model must be an nn.Module, got {type(model).__name__}")
+    if not callable(loss):
+        raise ConfigError(f"loss must be a function of (outputs, targets), got {loss!r}")
+    if output not in ("last", "random_round", "best_val"):
+        raise ConfigError(f"output must be 'last', 'random_round' or 'best_val', got {output!r}")
+    if output == "best_val" and validation is None:
+        raise ConfigError("output='best_val' needs data to choose by: give validation=")
+    if opening_batch_size is None and isinstance(batch_size, int) and isinstance(local_steps, int):
+        opening_batch_size = batch_size * local_steps
+    source = examples_of(clients, batch_size=batch_size, anchor_size=opening_batch_size, seed=seed)
+    objective = objectives.Model(model, loss, clip=clip, weight_decay=weight_decay, device=device)
+    held_out = {
+        part: partial(chunks, as_tensors(data, part))
+        for part, data in (("test", test), ("validation", validation))
+        if data is not None
+    }
+    run = build(
+        algorithm,
+        objective,
+        source,
+        rounds=rounds,
+        local_steps=local_steps,
+        seed=seed,
+        engine=engine,
+        weights=weights,
+        participation=participation,
+        failure=failure,
+        measure=evaluator(objective, held_out, metrics or {}, workers=workers, threads=threads),
+        measure_every=eval_every,
+        workers=workers,
+        threads=threads,
+    )
+    check_measured(held_out, objective.classes, source.pool, objective.averaged.ignored)
+    history, chosen, lowest = History(), run.state, math.inf
+    try:
+        for record in run:
+            history.append(record)
+            if output == "random_round":  # each round so far is kept with the same probability
+                draw = randomness.uniform(randomness.keys("output", seed, record.round))
+                better = float(draw) * record.round < 1
+            elif output == "best_val":
+                better = bool(record.validation) and record.validation["loss"] < lowest
+                lowest = record.validation["loss"] if better else lowest
+            else:
+                better = True
+            chosen = run.state if better else chosen
+    except Diverged as error:
+        error.history = history
+        raise
+    assert isinstance(run.engine, Simulation)
+    return Result(
+        model=objective.predict(chosen.shared.x, chosen.buffers),
+        x=chosen.shared.x,
+        history=history,
+        engine=run.engine.engine,
+    )

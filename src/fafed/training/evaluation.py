@@ -1,0 +1,69 @@
+"""What is measured after a round: the server's model on data that stay where they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fafed.core.batch import Batch
+from fafed.engines.worker_pool import WorkerPool
+from fafed.objectives.base import Metric
+from fafed.objectives.metrics import accuracy
+from fafed.objectives.module import Model
+from fafed.training.loop import Measure
+
+Parts = Mapping[str, Callable[[], Iterable[Batch]]]  # of "train", "test" and "validation"
+
+
+def evaluator(
+    objective: Model,
+    parts: Parts,
+    metrics: Mapping[str, Metric],
+    *,
+    workers: int | None = None,
+    threads: int = 1,
+) -> Measure | None:
+    """Means over the examples of each part; None if there is nothing to measure on.
+
+    Labels that the loss or a metric ignores take no part (`fafed.objectives.labels`);
+    `fafed.metrics.accuracy` as it stands ignores what the loss does.
+
+    Batches are shared among workers, and a text, whose batches follow from one another, goes to
+    one of them as a whole. No digit depends on who computes what.
+    """
+    worker_pool = WorkerPool(workers, threads)
+    ignored = objective.averaged.ignored
+    if ignored is not None:
+        bound = partial(accuracy, ignore_index=ignored)
+        metrics = {name: bound if own is accuracy else own for name, own in metrics.items()}
+
+    def measure(x: Tensor, buffers: tuple[Tensor, ...]) -> dict[str, dict[str, float]]:
+        jobs = [
+            (part, partial(objective.totals, x, buffers, job, metrics))
+            for part, batches in parts.items()
+            for job in ([batches()] if objective.recurrent else ([batch] for batch in batches()))
+        ]
+        sums = {part: dict.fromkeys(["loss", *metrics], (0.0, 0.0)) for part in parts}
+        results = worker_pool.in_order(job for _, job in jobs)
+        for (part, _), found in zip(jobs, results, strict=True):
+            for name, (total, count) in found.items():
+                before, counted = sums[part][name]
+                sums[part][name] = before + total, counted + count
+        return {
+            part: {name: total / n if n else math.nan for name, (total, n) in found.items()}
+            for part, found in sums.items()
+        }
+
+    return measure if parts else None
+
+
+def chunks(data: tuple[Tensor, ...], size: int = 1000) -> Iterator[Batch]:
+    """A dataset in order."""
+    key = torch.zeros((), dtype=torch.int64)
+    fresh = torch.ones((), dtype=torch.bool)
+    for i in range(0, len(data[0]), size):
+        yield Batch(tuple(part[i : i + size] for part in data), key, fresh)

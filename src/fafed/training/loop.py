@@ -1,0 +1,270 @@
+"""The round loop: a generator of records.
+
+    for record in Run(algorithm, engine, rounds=100):
+        ...                                        # look, log, stop: it is your loop
+
+A `Run` is a value machine: `state` is all there is to know between two rounds, and a round either
+happens as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from fafed.core import tree
+from fafed.core.algorithm import Algorithm, exchanges_of_round
+from fafed.core.records import History, Record
+from fafed.engines.base import Engine, NotFinite, StateLost
+from fafed.errors import ConfigError, FafedError
+from fafed.training.cohort import Cohort
+
+log = logging.getLogger("fafed")
+
+
+Measure = Callable[[Tensor, tuple[Tensor, ...]], Mapping[str, Mapping[str, float]]]
+
+
+class State(NamedTuple):
+    """The server's side of a run between two rounds."""
+
+    shared: Any
+    buffers: tuple[Tensor, ...]
+    round: int  # rounds finished
+    members: tuple[int, ...]  # who was invited and answered last; () if the two differ
+    totals: Totals
+
+
+class Totals(NamedTuple):
+    gradients: float = 0.0
+    samples: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: float = 0.0
+
+
+class Diverged(FafedError):
+    """The run met NaN or infinity. `history` and `x` are those of the last good round."""
+
+    def __init__(self, message: str, client: int | None, round: int) -> None:
+        super().__init__(message)
+        self.client = client
+        self.round = round
+        self.x: Tensor | None = None
+        self.history: History = History()
+
+
+class Absent(FafedError):
+    """A round that cannot be made without clients that are not there."""
+
+
+class _RetryRound(Exception):
+    """The round is to be made again, by these clients."""
+
+    def __init__(self, clients: tuple[int, ...]) -> None:
+        self.clients = clients
+
+
+class Run:
+    """One algorithm on one engine, round after round."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        engine: Engine,
+        x0: Tensor,
+        buffers: tuple[Tensor, ...] = (),
+        *,
+        rounds: int,
+        local_steps: int,
+        cohort: Cohort | None = None,
+        measure: Measure | None = None,
+        measure_every: int = 1,
+        check_state: bool = False,
+    ) -> None:
+        """check_state: whether NaN and infinity are looked for in the server's state, too, before
+        a round counts. Where clients are trusted, theirs are found in the next round."""
+        for name, value in [
+            ("rounds", rounds),
+            ("local_steps", local_steps),
+            ("eval_every", measure_every),
+        ]:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"{name} must be a positive integer, got {value!r}")
+        self.algorithm = algorithm
+        self.engine = engine
+        self.rounds = rounds
+        self.local_steps = local_steps
+        self.cohort = cohort or Cohort(engine.population)
+        self.measure = measure
+        self.measure_every = measure_every
+        self.check_state = check_state
+        self.state = State(algorithm.init(x0), buffers, 0, (), Totals())
+        self.underway = False  # a round is, and an exception would undo all of it
+        if algorithm.population not in (None, engine.population):
+            raise ConfigError(
+                f"{algorithm} runs with {algorithm.population} client, got {engine.population}: "
+                "put all data into one client, or use a federated algorithm"
+            )
+        if algorithm.requires_all_clients and not self.cohort.always_all_clients:
+            raise ConfigError(
+                f"{algorithm} needs every client in every round, but participation="
+                f"{self.cohort.participation!r} and failure={self.cohort.failure!r}: use all "
+                "clients"
+                + (", or wire='full'" if hasattr(algorithm, "wire") else "")
+                + ", or another algorithm"
+            )
+
+    def __iter__(self) -> Iterator[Record]:
+        while self.state.round < self.rounds:
+            yield self.round()
+
+    def round(self) -> Record:
+        """One round; on an error the state is still that of the round before."""
+        began = time.perf_counter()
+        number = self.state.round + 1
+        invited = self.cohort.invited(number)
+        clients = self.cohort.answering(number, invited)
+        for _ in range(2 * len(invited) + 1):  # who is lost twice is left out
+            self.underway = getattr(self.engine, "undoes", True)
+            try:
+                return self._attempt(began, invited, clients)
+            except _RetryRound as again:
+                clients = again.clients
+            finally:
+                self.underway = False
+        raise Absent(
+            f"round {number}: clients are lost again and again between two exchanges: stopped"
+        )
+
+    def _attempt(self, began: float, invited: tuple[int, ...], clients: tuple[int, ...]) -> Record:
+        number = self.state.round + 1
+        step = self.state.round * self.local_steps
+        shared, buffers, totals = self.state.shared, self.state.buffers, self.state.totals
+        opening = totals.samples == 0  # nobody has answered yet
+        exchanges = exchanges_of_round(self.algorithm, opening=opening) if clients else ()
+        if clients and not opening and invited != self.state.members:
+            shared = self._regrouped(shared, number)
+        loss, first = None, True
+        for exchange in exchanges:
+            try:
+                reply = self.engine.deliver(exchange, shared, buffers, clients, step, opening)
+                if reply.answered not in (None, clients):
+                    clients = self._without_absent(reply.answered, clients, number, first)
+                shared, first = exchange.server(shared, reply.mean, reply.info), False
+                if self.check_state and not tree.finite(shared):
+                    raise self._spoilt(number)
+            except BaseException as cause:
+                self.engine.rollback()
+                if isinstance(cause, NotFinite):
+                    raise self._diverged(cause, number) from cause
+                if isinstance(cause, StateLost):
+                    raise self._rejoined(cause, clients, number) from cause
+                raise
+            buffers = reply.buffers
+            loss = reply.loss if reply.loss is not None else loss
+            totals = Totals(
+                totals.gradients + reply.gradients,
+                totals.samples + reply.samples,
+                totals.bytes_up + reply.bytes_up,
+                totals.bytes_down + reply.bytes_down * len(invited) // len(clients),
+                totals.seconds,
+            )
+        totals = totals._replace(seconds=totals.seconds + time.perf_counter() - began)
+        members = invited if invited == clients else ()
+        state = State(shared, buffers, number, members, totals)
+        try:
+            record = self._record(state, loss, len(clients))
+        except BaseException:
+            self.engine.rollback()
+            raise
+        self.underway = False
+        self.engine.commit()
+        self.state = state
+        return record
+
+    def _without_absent(
+        self, answered: Any, clients: tuple[int, ...], number: int, first: bool
+    ) -> tuple[int, ...]:
+        """Who goes on with the round. Who answers only some of its exchanges has not taken part:
+        the round is made again without them."""
+        absent = sorted(set(clients) - set(answered))
+        if self.algorithm.requires_all_clients:
+            raise Absent(
+                f"round {number}: {type(self.algorithm).__name__} needs every client in every "
+                f"round, but {absent} did not answer: bring them back and go on"
+                + self._without_everyone()
+            )
+        if not first:
+            raise _RetryRound(tuple(answered))
+        return tuple(answered)
+
+    def _rejoined(self, cause: StateLost, clients: tuple[int, ...], number: int) -> Exception:
+        if self.algorithm.requires_all_clients:
+            return Absent(
+                f"round {number}: {cause}, and {type(self.algorithm).__name__} cannot do without "
+                "it: restore it from a backup, or begin the run anew" + self._without_everyone()
+            )
+        self.state = self.state._replace(members=())
+        return _RetryRound(clients)
+
+    def _without_everyone(self) -> str:
+        return " (wire='full' does without)" if hasattr(self.algorithm, "wire") else ""
+
+    def _regrouped(self, shared: Any, number: int) -> Any:
+        new = self.algorithm.regroup(shared)
+        if new is not shared:
+            log.warning(
+                "round %d: the clients changed, %s starts its estimate anew "
+                "(its analysis assumes the same clients in every round)",
+                number,
+                type(self.algorithm).__name__,
+            )
+        return new
+
+    def _record(self, state: State, loss: float | None, clients: int) -> Record:
+        shared, buffers, number, _, totals = state
+        last = number == self.rounds
+        wanted = self.measure and (last or number % self.measure_every == 0)
+        measured = self.measure(shared.x, buffers) if self.measure and wanted else {}
+        seen = self.algorithm.diagnostics(shared)
+        return Record(
+            round=number,
+            steps=number * self.local_steps,
+            **totals._asdict(),
+            clients=clients,
+            train_loss=loss,
+            train=dict(measured.get("train", {})),
+            test=dict(measured.get("test", {})),
+            validation=dict(measured.get("validation", {})),
+            diagnostics={name: float(value) for name, value in seen.items()},
+        )
+
+    def _diverged(self, cause: NotFinite, number: int) -> Diverged:
+        return self._stopped(
+            f"round {number}: {cause}. {self.algorithm} has most likely diverged: try a smaller "
+            "eta, or clip=1.0; if it happens in round 1, look for NaN in that client's data. ",
+            cause.client,
+            number,
+        )
+
+    def _spoilt(self, number: int) -> Diverged:
+        return self._stopped(
+            f"round {number}: every message was finite, but the server's new state is not. "
+            f"{self.algorithm} has most likely diverged: try a smaller eta. ",
+            None,
+            number,
+        )
+
+    def _stopped(self, why: str, client: int | None, number: int) -> Diverged:
+        error = Diverged(
+            f"{why}The state after round {number - 1} is kept.",
+            client,
+            number,
+        )
+        error.x = self.state.shared.x
+        return error

@@ -1,0 +1,139 @@
+"""From an experiment to a run, on real data where it is there."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from small import experiment, write_data
+
+from fafed import ConfigError, DataError
+from fafed import data as datasets
+from fafed.data.sources.examples import ClientBatches
+from fafed.experiments.assemble import prepare, shard
+from fafed.experiments.config import Experiment
+
+
+def needs(name):
+    here = {item.name: item.present for item in datasets.status()}
+    if not here[name]:
+        pytest.skip(f"{name} is not here: fafed data get {name}, or fafed data import {name} DIR")
+
+
+def test_fashion_mnist_learns_in_two_rounds():
+    changes = ["rounds=2", "data.clients=4", "eval_every=1", "algorithm={name='fedavg', eta=0.1}"]
+    e = Experiment.read("fashion-mnist-high", changes)
+    prepared = prepare(e)
+    first, second = prepared.run
+    assert second.train_loss < first.train_loss < 2.5
+    assert 0.2 < second.test["accuracy"] < 0.9
+
+
+def test_held_out_data_is_nobodys():
+    e = Experiment.read("fashion-mnist-moderate", ["data.validation=0.1", "data.clients=5"])
+    shards = shard(e)
+    used = np.concatenate(shards.source.parts)
+    assert len(used) == len(set(used.tolist())) == 54_000
+    held = torch.cat([batch.data[1] for batch in shards.measured["validation"]()])
+    assert len(held) == 6_000
+    assert sum(map(sum, shards.counts)) == 54_000
+    other = shard(e.changed(seed=1))
+    assert not np.array_equal(shards.source.parts[0], other.source.parts[0])
+
+
+def test_own_folder_with_validation(tmp_path):
+    write_data(tmp_path)
+    wanted = experiment(tmp_path) | {"data": {"folder": str(tmp_path), "validation": 0.2}}
+    prepared = prepare(Experiment.from_dict(wanted))
+    assert prepared.shards.source.examples == (24,) * 4
+    *_, last = prepared.run
+    assert set(last.validation) == set(last.test) == {"loss", "accuracy"}
+
+
+def test_labels_of_own_test_data_are_looked_at_before_the_first_round(tmp_path):
+    write_data(tmp_path)
+    found = dict(np.load(tmp_path / "test.npz"))
+    np.savez(tmp_path / "test.npz", **found | {"targets": found["targets"] + 1})
+    with pytest.raises(DataError, match="test has the label 3, but the model has 3 outputs"):
+        prepare(Experiment.from_dict(experiment(tmp_path)))
+
+
+def test_own_function_and_model(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "def clients(n):\n"
+        "    x = torch.arange(12.0).reshape(6, 2); y = x.sum(1)\n"
+        "    return [(x / 10, y / 10)] * n, None\n"
+        "class Line(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(); self.w = torch.nn.Linear(2, 1)\n"
+        "    def forward(self, x):\n"
+        "        return self.w(x)[:, 0]\n"
+        "def half(o, y):\n"
+        "    return ((o - y) ** 2).mean() / 2\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    e = Experiment.from_dict(
+        {
+            "rounds": 3,
+            "batch_size": "full",
+            "loss": "mine:half",
+            "metrics": [],
+            "data": {"function": "mine:clients", "options": {"n": 3}},
+            "model": {"name": "mine:Line"},
+            "algorithm": {"name": "fedavg", "eta": 0.1},
+        }
+    )
+    prepared = prepare(e)
+    records = list(prepared.run)
+    assert records[-1].train_loss < records[0].train_loss
+    assert prepared.shards.counts is None
+
+
+def test_what_is_missing_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAFED_DATA", str(tmp_path))
+    with pytest.raises(DataError, match="fafed data get mnist"):
+        shard(Experiment.read("mnist-low"))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("loss=cross-entropy", "did you mean 'cross_entropy'"),
+        ("metrics=['acuracy']", "did you mean 'accuracy'"),
+        ("model.name=fashoin-cnn", "did you mean 'fashion-cnn'"),
+        ("model.width=3", "no option 'width'"),
+    ],
+)
+def test_names_that_are_nearly_right(change, words):
+    with pytest.raises(ConfigError, match=words):
+        prepare(Experiment.read("fashion-mnist-high", [change]))
+
+
+@pytest.mark.parametrize("name", ["mnist-high", "cifar-10-moderate"])
+def test_other_images(name):
+    e = Experiment.read(name, ["rounds=1", "local_steps=1", "batch_size=4", "data.clients=4"])
+    needs(e.data.name)
+    (record,) = prepare(e).run
+    assert math.isfinite(record.test["loss"])
+
+
+def test_language_model_carries_its_state():
+    needs("wikitext-2")
+    changes = ["rounds=2", "data.clients=2", "batch_size=2", "local_steps=2", "data.bptt=5"]
+    changes += ["model.embedding=8", "model.hidden=8", "eval_every=100", "opening_batch_size=2"]
+    e = Experiment.read("wikitext-2", changes)
+    prepared = prepare(e)
+    run = prepared.run
+    run.measure = None  # the held-out text is long
+    first, second = run
+    assert first.train_loss == pytest.approx(math.log(33_278), abs=0.2)
+    hidden = run.engine.states[0].hidden
+    assert all(float(part.abs().sum()) > 0 for part in hidden)
+    (batch,) = ClientBatches(
+        prepared.shards.source.gather, prepared.shards.source.draw(("round",), 0, 4, 1)
+    )
+    assert not bool(batch.fresh)
+    assert second.round == 2

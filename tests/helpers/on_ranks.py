@@ -1,0 +1,187 @@
+"""One rank of test_distributed.py, as a script: CASE FOLDER. Leaves FOLDER/rank-R.json."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+from carrying import Carrying
+from modules import Assigned, batch
+from problem import Problem
+from torch.nn import functional as F
+
+from fafed import ALGORITHMS, STEM, DataError, Diverged, FedPD, Mime
+from fafed.core import tree
+from fafed.data.sources.examples import examples_of
+from fafed.engines import distributed
+from fafed.engines.ranks import Lost, RankFailed, joined
+from fafed.experiments import checkpoint
+from fafed.objectives.module import Model
+from fafed.training.build import build
+
+STEPS, ROUNDS, SAVED = 2, 3, 1
+
+
+def make(name):
+    fields = {f.name for f in dataclasses.fields(ALGORITHMS[name])}
+    common = {"eta": 0.05, "rho": 0.1}
+    if name in ("fedavg", "stem", "fafed"):  # the larger state
+        common["server_momentum"] = 0.7
+    return ALGORITHMS[name](**{k: v for k, v in common.items() if k in fields})
+
+
+def cases(ranks):
+    """Name, algorithm, problem, options of the run. On two ranks all five clients in float64; on
+    three, two clients in float32, so that a rank has none, in every round another one if it can.
+    """
+    for name in ALGORITHMS:
+        a = make(name)
+        if ranks == 2:
+            yield name, a, Problem(a.population or 5), {}
+            continue
+        some = not (a.requires_all_clients or a.population)
+        p = Problem(5, weights=[1.0, 0.2, 3.0, 0.7, 5.0]) if some else Problem(a.population or 2)
+        p.x0, p.pool = p.x0.float(), tuple(part.float() for part in p.pool)
+        yield name, a, p, {"participation": 0.4 if some else 1.0}
+    yield "silent rounds", FedPD(0.05, every=2, oracle="II"), Problem(ranks - 1), {}
+    yield "buffers and hidden states", STEM(0.05), Recurrent(), {"participation": 0.5}
+    yield "assigned buffers and ignored labels", STEM(0.05), Ignoring(), {}
+
+
+class Recurrent:
+    """A problem with a model that has BatchNorm, dropout and a state to carry."""
+
+    def run(self, algorithm, q, rounds, **options):
+        torch.manual_seed(0)
+        clients = [(torch.randn(12, 6), torch.randint(0, 3, (12,))) for _ in range(4)]
+        source = examples_of(clients, batch_size=4, anchor_size=4)
+        objective = Model(Carrying(), F.cross_entropy)
+        settings = {"rounds": rounds, "local_steps": q, "engine": "loop", **options}
+        return build(algorithm, objective, source, **settings)
+
+
+class Ignoring:
+    """A model that assigns its buffers, and clients some of whose batches have no labels."""
+
+    def run(self, algorithm, q, rounds, **options):
+        clients = [tuple(batch(12, seed=s).data) for s in range(4)]
+        for _, labels in clients:
+            labels[2:] = -100
+        source = examples_of(clients, batch_size=1, anchor_size=4)
+        objective = Model(Assigned(), F.cross_entropy)
+        settings = {"rounds": rounds, "local_steps": q, "engine": "loop", **options}
+        return build(algorithm, objective, source, **settings)
+
+
+def plain(record):
+    return {**record.flat(), "seconds": 0.0}
+
+
+def laws(ranks, folder):
+    distributed.PARCEL = 60  # bytes: a client or two
+    adds, add = [], ranks.add
+    ranks.add = lambda buffer: adds.append(1) or add(buffer)
+    found = {}
+    for label, algorithm, problem, options in cases(ranks.size):
+        del adds[:]
+        run = problem.run(algorithm, STEPS, ROUNDS, ranks=ranks, workers=1, **options)
+        xs, records = [], []
+        for record in run:
+            xs.append(run.state.shared.x.tolist())
+            records.append(plain(record))
+            if record.round == SAVED and ranks.rank == 0:
+                checkpoint.save(run, folder / "by ranks" / label, "d")
+            elif record.round == SAVED:
+                run.engine.hand_over()
+        own = [i for i, state in enumerate(run.engine.simulation.states) if state is not None]
+        reduced = len(adds)
+        again = problem.run(algorithm, STEPS, ROUNDS, ranks=ranks, workers=1, **options)
+        if ranks.rank == 0:
+            (path,) = checkpoint.found(folder / "simulated" / label)
+            checkpoint.load(again, path, "d")
+        checkpoint.share(again)
+        rest = [plain(record) for record in again]
+        found[label] = {
+            "xs": xs,
+            "records": records,
+            "own": own,
+            "reduced": reduced,
+            "again": again.state.shared.x.tolist(),
+            "rest": rest,
+            "totals": again.state.totals[:-1],
+        }
+    return found
+
+
+def errors(ranks, folder):
+    bad = Problem(4)
+    for client in (1, 2):  # on both ranks
+        bad.pool[1][bad.parts[client]] = torch.nan
+    found = {}
+    try:
+        bad.run(make("fedavg"), STEPS, 1, ranks=ranks, workers=1).round()
+    except Diverged as error:
+        found["diverged"] = [error.client, str(error)]
+    # in the second exchange of a round, on one rank
+    run = Problem(4).run(Mime(0.05), STEPS, 3, ranks=ranks, workers=1)
+    run.round()
+    before, objective, calls = run.state, run.engine.objective, []
+    f = objective.f
+
+    def broken(x, data):
+        calls.append(1)
+        if ranks.rank == 1 and len(calls) == 3:
+            raise ValueError("no such example")
+        return f(x, data)
+
+    objective.f = broken
+    try:
+        run.round()
+    except (ValueError, RankFailed) as error:
+        found["failed"] = f"{type(error).__name__}: {error}"
+    objective.f = f
+    here = run.engine.simulation
+    kept = tree.nbytes([s for s in here.states if s is not None])
+    found["rolled back"] = [run.state is before, here.pending == {}, kept == 0]
+    list(run)
+    found["x"] = run.state.shared.x.tolist()
+    # outside of an exchange
+    if ranks.rank == 1:
+        keep(found, ranks, folder)
+        raise DataError("a file is missing")
+    try:
+        ranks.tell(source=1)
+    except RankFailed as error:
+        found["left"] = str(error)
+    return found
+
+
+def silence(ranks, folder):
+    if ranks.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    began = time.monotonic()
+    try:
+        ranks.add(torch.zeros(1))
+    except Lost as error:
+        return [str(error), time.monotonic() - began]
+
+
+def keep(found, ranks, folder):
+    (folder / f"rank-{ranks.rank}.json").write_text(json.dumps(found), "utf-8")
+
+
+if __name__ == "__main__":
+    case, place = sys.argv[1], Path(sys.argv[2])
+    torch.set_num_threads(1)
+    try:
+        with joined(2.0 if case == "silence" else 60.0) as here:
+            what = {"laws": laws, "errors": errors, "silence": silence}[case]
+            keep(what(here, place), here, place)
+    except DataError:
+        sys.exit(3)

@@ -1,0 +1,320 @@
+"""Real processes with real certificates on NVIDIA FLARE: the law, and what silos do to you."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from silo_tools import final, simulated
+from small import experiment, write_data, write_experiment
+
+from fafed.experiments.config import Experiment
+from fafed.experiments.execute import execute
+from fafed.experiments.rundir import RunDir
+from fafed.silos import messages, payload
+from fafed.silos.messages import EMPTY, ExchangeId, Message
+
+pytest.importorskip("nvflare", reason="needs NVIDIA FLARE: pip install 'fafed[nvflare]'")
+
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.message import Message as CellMessage
+
+from fafed.silos.transports.nvflare.driver import Driver
+from fafed.silos.transports.nvflare.endpoint import Endpoint, Letter, letters, opened
+from fafed.silos.transports.nvflare.job import FafedRecipe
+from fafed.silos.transports.nvflare.local_federation import ADMIN, Member, provision
+from fafed.silos.transports.nvflare.try_out import local_federation
+
+ROUNDS = 24
+SERVER = "server.job"
+SIX = ("fedavg", "scaffold", "fedadam", "stem", "fafed", "mime")
+
+
+def close(a, b):
+    torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+def silos_try(file, *options):
+    """`fafed silos try` as a process of its own, with its runs beside the experiment."""
+    command = [sys.executable, "-m", "fafed", "silos", "try", file, "--runs", file.parent / "runs"]
+    return subprocess.run(
+        [*command, *options], capture_output=True, text=True, timeout=150, check=False
+    )
+
+
+@pytest.mark.waits
+def test_one_command_gives_the_numbers_of_the_loop_engine(tmp_path):
+    write_data(tmp_path / "data", 3)
+    file = write_experiment(tmp_path / "small.toml", tmp_path / "data", rounds=3, engine="loop")
+    done = silos_try(file, "--silos", "3", "--algorithms", ",".join(SIX), "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert len(told) == len(SIX)
+    for name in SIX:
+        found = Experiment.read(file).with_algorithm(name)
+        simulated = RunDir(tmp_path / "simulated" / name)
+        execute(found, simulated)
+        place = RunDir.for_experiment(found, tmp_path / "runs")
+        close(final(place), final(simulated))
+        here, there = simulated.records()[-1], place.records()[-1]
+        assert (here.bytes_up, here.samples, here.clients) == (
+            there.bytes_up,
+            there.samples,
+            there.clients,
+        )
+        assert here.test["loss"] == pytest.approx(there.test["loss"], rel=1e-5)
+    assert not running(tmp_path)
+
+
+def running(folder):
+    import psutil
+
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if any(str(folder) in part for part in process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_a_job_that_starts_while_its_member_ends_ends_too(tmp_path, end):
+    """The script stands for a site that FLARE gives a new job just before it is told to stop."""
+    job = f'python3 -c "import time; time.sleep(60)" {tmp_path}'
+    (tmp_path / "startup").mkdir()
+    (tmp_path / "startup" / "sub_start.sh").write_text(
+        f"trap '{job} & exit' TERM; {job} & echo up; while true; do sleep 0.1; done"
+    )
+    member = Member(tmp_path)
+    member.start()
+    while not member.log.read_text():
+        time.sleep(0.05)
+    getattr(member, end)()
+    assert not member.alive
+    assert not running(tmp_path)
+
+
+def history(place, silos):
+    """From the server's audit file: who counted in each round, and who had lost its state."""
+    attempts, lost = {}, {}
+    for line in (place.path / "audit.jsonl").read_text().splitlines():
+        found = json.loads(line)
+        if not found["round"]:
+            continue
+        if found["direction"] == "sent":
+            attempts.setdefault((found["round"], found["attempt"]), set())
+        elif found["kind"] == "answer":
+            attempts[found["round"], found["attempt"]].add(silos.index(found["peer"]))
+        elif found["kind"] == "lost":
+            lost[found["round"]] = silos.index(found["peer"])
+    last = {round: tuple(sorted(who)) for (round, _), who in attempts.items()}
+    return last, lost
+
+
+@pytest.mark.waits
+def test_what_real_silos_do_to_you(tmp_path, monkeypatch, caplog):
+    """One run in which a silo hangs, one sends NaN, one is killed, one loses its disk, and the
+    server is killed. It ends where a simulation ends that lost the same clients in the same
+    rounds: nothing was counted twice, and every silo went on from the right state."""
+    monkeypatch.setenv("SLOW_SILO", "0.05")
+    monkeypatch.setenv("BAD_SILO", str(tmp_path / "bad"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "helpers"))
+    write_data(tmp_path / "data", 2)
+    found = Experiment.from_dict(
+        experiment(
+            tmp_path / "data",
+            rounds=ROUNDS,
+            engine="loop",
+            eval_every=100,
+            model={"name": "slow_silo:Slow", "inputs": 6, "outputs": 3},
+            algorithm={"name": "fafed", "eta": 0.02},
+        )
+    )
+    runs, place = tmp_path / "runs", RunDir.for_experiment(found, tmp_path / "runs")
+    with local_federation(tmp_path / "work", [found], 2, runs) as local:
+        silos = list(local.silos)
+        story = events(local, place, tmp_path)
+
+        def tick():
+            local.watch()
+            next(story, None)
+
+        driver = Driver(local.kits / ADMIN, silos, username=ADMIN, min_silos=1, tick=tick)
+        try:
+            driver.run(FafedRecipe(found, silos, min_silos=1, deadline=5, start=60))
+        finally:
+            driver.close()
+        assert next(story, "over") == "over"
+        refused_without_the_right_certificate(local, tmp_path)
+    assert not running(tmp_path)
+    records = place.records()
+    assert [r.round for r in records] == list(range(1, ROUNDS + 1))
+    who, lost = history(place, silos)
+    assert [r.clients for r in records] == [len(who[r.round]) for r in records]
+    assert sum(r.clients < 2 for r in records) >= 3
+    assert list(lost.values()) == [0]
+    told = (place.path / "log.txt").read_text()
+    for words in (
+        "refused a message of 'silo-2': 0.x holds NaN or infinity",
+        "silo 'silo-2' did not answer within 5 s",
+        "silo 'silo-1' is gone",
+        "silo 'silo-1' has lost its state of the run; it joins anew",
+    ):
+        assert words in told, words
+    assert "there is no state" in (tmp_path / "work" / "silo-1" / "log.txt").read_text()
+    absent = {number: {0, 1} - set(answered) for number, answered in who.items()}
+    close(final(place), simulated(found, absent, lost))
+
+
+def events(local, place, folder):
+    def until(condition):
+        end = time.monotonic() + 180
+        while not condition():
+            assert time.monotonic() < end
+            yield
+
+    def clients():
+        records = place.records()
+        return [r.clients for r in records]
+
+    def recovered(before):
+        """A round without one, and then one with all again."""
+        yield from until(lambda: 1 in clients()[before:])
+        yield from until(lambda: clients()[-1] == 2)
+
+    yield from until(lambda: len(clients()) >= 2)
+    before = len(clients())
+    (folder / "bad").write_text("silo-2")
+    yield from until(lambda: 1 in clients()[before:])
+    (folder / "bad").unlink()
+    yield from until(lambda: clients()[-1] == 2)
+
+    before = len(clients())
+    hanging = local.silos["silo-2"].jobs()
+    for process in hanging:
+        process.suspend()
+    yield from until(lambda: 1 in clients()[before:])
+    for process in hanging:
+        process.resume()
+    yield from until(lambda: clients()[-1] == 2)
+
+    before = len(clients())
+    for process in local.silos["silo-2"].jobs():  # FLARE ends the job of a site that failed
+        process.kill()
+    yield from until(lambda: len(clients()) > before + 2)
+
+    before = len(clients())
+    local.silos["silo-1"].kill()
+    shutil.rmtree(folder / "work" / "silo-1" / "runs")
+    yield from recovered(before)
+
+    before = len(clients())
+    local.server.kill()
+    yield from until(lambda: len(clients()) > before + 2)
+
+
+def refused_without_the_right_certificate(local, folder):
+    """The server's port, as it is: who shows no certificate of this project gets nothing."""
+    settings = json.loads((local.kits / "silo-1/startup/fed_client.json").read_text())
+    host, port = settings["servers"][0]["service"]["target"].split(":")
+    foreign = provision(folder / "foreign", ["silo-1"])
+
+    def greeting(kit):
+        context = ssl.create_default_context(cafile=str(local.kits / "silo-1/startup/rootCA.pem"))
+        context.set_alpn_protocols(["h2"])
+        if kit:
+            context.load_cert_chain(kit / "startup/client.crt", kit / "startup/client.key")
+        with (
+            socket.create_connection((host, int(port)), timeout=5) as plain,
+            context.wrap_socket(plain, server_hostname=host) as wrapped,
+        ):
+            return wrapped.recv(100)
+
+    assert greeting(local.kits / "silo-1")
+    for kit in (None, foreign / "silo-1"):
+        assert greeting(kit) == b""
+
+
+@pytest.mark.waits
+def test_a_run_that_diverges_ends_as_one_here_does(tmp_path):
+    write_data(tmp_path / "data", 2)
+    file = write_experiment(tmp_path / "small.toml", tmp_path / "data", rounds=3, engine="loop")
+    done = silos_try(file, "--silos", "2", "--set", "algorithm.eta=1e38")
+    assert done.returncode == 1, done.stderr
+    assert "client 0 produced a non-finite" in done.stderr
+
+
+@pytest.fixture
+def endpoint(tmp_path, monkeypatch):
+    """A silo whose answer is what it was asked, in pieces of 20 bytes."""
+    monkeypatch.setattr(payload, "LARGE", 16)
+    monkeypatch.setattr(payload, "PIECE", 20)
+    file = tmp_path / "fafed.toml"
+    file.write_text(f'folder = "{tmp_path}"\nallow = []\nlimit = 1000\n[data]\nshare = true\n')
+    made = Endpoint(file, "a", SERVER, print)
+    monkeypatch.setattr(made.worker, "handle", lambda message: message)
+    return made
+
+
+def told(endpoint, letter):
+    """The reply, None if it is refused."""
+    packed = letter.packed()
+    packed.set_header(MessageHeaderKey.ORIGIN, SERVER)
+    reply = endpoint.take(packed)
+    good = reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.OK
+    return opened(reply) if good else None
+
+
+@pytest.mark.parametrize("size", [0, 7, 16, 17, 20, 45])
+def test_a_message_in_letters_and_its_answer(endpoint, size):
+    body = bytes(range(size))
+    *_, reply = [told(endpoint, letter) for letter in letters(Message(b"head", body), "t")]
+    assert (reply.head, reply.facts["size"]) == (b"head", size)
+    found = bytes(reply.piece)
+    while len(found) < size:
+        found += told(endpoint, Letter({"token": "t", "wanted": len(found)})).piece
+    assert found == body
+    assert len(endpoint.answer) <= 16  # a large one is not kept
+
+
+def test_a_silo_whose_own_file_is_wrong_says_so_and_no_more(tmp_path):
+    file = tmp_path / "fafed.toml"
+    file.write_text("folder = 3\n")
+    at = ExchangeId("run", 0, 0, "a")
+    hello = messages.write("hello", at, {}, EMPTY)
+    endpoint = Endpoint(file, "a", SERVER, print)
+    (letter,) = letters(hello, "t")
+    answer = told(endpoint, letter)
+    found = messages.read(Message(answer.head, b""), at, {"failed": {}}, 1000)
+    assert found.facts == {"error": "ConfigError"}
+    assert str(tmp_path).encode() not in answer.head
+    file.write_text(f'folder = "{tmp_path}"\nallow = []\n[data]\nshare = true\n')
+    assert messages.glance(told(endpoint, letter).head)["kind"] == "refused"  # it is read again
+
+
+def test_letters_that_are_refused(endpoint):
+    first, second, *_ = letters(Message(b"head", bytes(45)), "t")
+    assert told(endpoint, second) is None  # before the first
+    assert told(endpoint, first) is not None
+    assert told(endpoint, second._replace(facts=second.facts | {"token": "u"})) is None
+    assert told(endpoint, second._replace(facts=second.facts | {"at": 30})) is None
+    assert told(endpoint, second._replace(piece=bytes(99))) is None
+    assert told(endpoint, second._replace(head=b"head")) is None  # it is not whole
+    assert told(endpoint, first._replace(facts=first.facts | {"size": 1001})) is None
+    assert told(endpoint, first._replace(facts=first.facts | {"size": "45"})) is None
+    for wanted in (-1, "0", None):
+        assert told(endpoint, Letter({"token": "t", "wanted": wanted})) is None
+    long = json.dumps({"head": 0, "piece": 1, "token": "t" * 5000, "at": 0, "size": 1})
+    for facts in ("", "[]", "{}", '{"head": -1, "piece": 0}', '{"head": 9, "piece": 9}', long):
+        reply = endpoint.take(CellMessage({"fafed": facts, MessageHeaderKey.ORIGIN: SERVER}, b"-"))
+        assert reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.INVALID_REQUEST
