@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
+from fafed import __version__
 from fafed.cli import data, export, runs, silos
 from fafed.cli.lists import algorithms, presets
 
@@ -31,8 +33,19 @@ app.add_typer(silos.app, name="silos")
 app.add_typer(export.app, name="export")
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fafed {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _alone(context: typer.Context) -> None:
+def _alone(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
     from fafed.errors import ConfigError
 
     size, command = os.environ.get("WORLD_SIZE", "1"), context.invoked_subcommand

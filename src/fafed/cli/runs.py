@@ -172,6 +172,7 @@ def compare(
     from fafed.experiments.config import Experiment
     from fafed.experiments.grid import grid, run_all
 
+    need_report("fafed compare")
     found = Experiment.read(experiment, changes or ())
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
     plan = grid(found, names, seeds)
@@ -196,12 +197,16 @@ def tune(
 ) -> None:
     """Search the algorithms' grids; ends with a table, a report and a TOML file of the best."""
     from fafed import files
+    from fafed.core.extras import require
     from fafed.errors import ConfigError
     from fafed.experiments.config import Experiment
     from fafed.experiments.rundir import RunDir
+    from fafed.report import write
+
+    require("fafed tune", "tune", "optuna")
+    need_report("fafed tune")
     from fafed.experiments.tuning import best
     from fafed.experiments.tuning import tune as search
-    from fafed.report import write
 
     for option, value, allowed in [
         ("--rule", rule, ("train_loss", "validation")),
@@ -334,12 +339,20 @@ def report(
     from fafed.errors import ConfigError
     from fafed.experiments.rundir import all_runs
 
+    need_report("fafed report")
     found = [run for path in places for run in all_runs(path)]
     if not found:
         raise ConfigError(
             f"no runs below {', '.join(map(str, places))}: give run directories or folders of them"
         )
     _report(found, output, as_json, title=title, target=target)
+
+
+def need_report(command: str) -> None:
+    """Before anything is computed whose report could not be written."""
+    from fafed.core.extras import require
+
+    require(command, "report", "plotly", "matplotlib")
 
 
 def _report(

@@ -29,12 +29,9 @@ Which = Annotated[
 
 
 def need_flare() -> None:
-    from importlib.util import find_spec
+    from fafed.core.extras import require
 
-    from fafed.errors import ConfigError
-
-    if find_spec("nvflare") is None:
-        raise ConfigError("this needs NVIDIA FLARE: pip install 'fafed[nvflare]'")
+    require("a federation of silos", "nvflare", "nvflare")
 
 
 def experiments(name: str, changes: list[str] | None, algorithms: str | None) -> list[Experiment]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fafed.core import plugins
+from fafed.core.extras import require
 from fafed.data.datasets.cache import reading
 from fafed.data.sources.examples import as_tensors
 from fafed.errors import ConfigError, DataError
@@ -173,11 +174,8 @@ def _inputs_targets(named: Mapping[str, Any], path: Path) -> tuple[Any, Any]:
 
 
 def _read_parquet(path: Path) -> _Shard:
-    try:
-        arrow = importlib.import_module("pyarrow")
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise DataError(f"{path} needs pyarrow to be read: pip install pyarrow") from error
+    require(str(path), "parquet", "pyarrow.parquet")
+    arrow, parquet = map(importlib.import_module, ("pyarrow", "pyarrow.parquet"))
     try:
         table = parquet.read_table(path)
     except ValueError as error:  # how pyarrow says that it is damaged

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from fafed.core.extras import require
 from fafed.core.records import Record
 from fafed.core.run_data import flatten, show
 from fafed.errors import ConfigError, nearest
@@ -113,12 +114,8 @@ def open_tracker(spec: str, name: str, config: Mapping[str, Any]) -> Tracker:
 
 
 def _need(module: str, extra: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as cause:
-        raise ConfigError(
-            f'tracker {extra!r} needs a package that is missing: pip install "fafed[{extra}]"'
-        ) from cause
+    require(f"tracker {extra!r}", extra, module)
+    return importlib.import_module(module)
 
 
 def _numbers(record: Record) -> dict[str, float]:
