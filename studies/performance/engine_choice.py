@@ -2,7 +2,8 @@
 
 For several models and batch sizes: floating-point operations of one gradient, and seconds of a
 FedAvg round of 20 clients in the loop divided by seconds under vmap, interleaved, medians of five.
-`fafed.engines.simulation.SMALL_GRADIENT` is the number of operations from which on the loop wins.
+`SMALL_GRADIENT` (fafed.engines.backends.vmap) is the number of operations from which on the loop
+wins.
 """
 
 from __future__ import annotations
@@ -44,16 +45,16 @@ def main() -> None:
                     times[engine].append(time.perf_counter() - began)
             loop, vmap = (statistics.median(times[e]) for e in ("loop", "vmap"))
             work = operations(runs["loop"])
-            chosen = prepare(name, shape, options, b, "auto").engine.engine
+            chosen = prepare(name, shape, options, b, "auto").engine.name
             print(f"{name:>12} {b:>4} {work:>11.2e} {loop / vmap:>9.2f}  {chosen}")
 
 
 def operations(run):
     """Floating-point operations of one gradient."""
-    source, objective = run.engine.source, run.engine.objective
+    _, objective, source, *_ = run.engine.task
     (batch,) = ClientBatches(source.gather, source.draw(("round",), 0, 0, 1))
     with FlopCounterMode(display=False) as counter:
-        objective.evaluate(objective.x0, batch, objective.start(), engine="loop")
+        objective.evaluate(objective.x0, batch, objective.start())
     return counter.get_total_flops()
 
 

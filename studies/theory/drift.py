@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from fafed.algorithms import ALGORITHMS, FAFED, STEM, FedAvg
 from fafed.algorithms.fafed import Down, Local, Message
-from fafed.core.algorithm import Algorithm, Grad
+from fafed.core.algorithm import Algorithm
 from fafed.core.batch import Batches
+from fafed.core.gradient import Grad
 from fafed.core.schedules import at
 from fafed.report.numbers import listing
 from studies.theory import fixed_points

@@ -4,7 +4,7 @@ The library's algorithms are element-wise where the laboratory uses them (FAFED,
 naive adaptive FedAvg). So their own functions are handed whole blocks instead of vectors: what
 the server holds has the shape (*lanes, seeds, 1, d), what the clients hold (*lanes, seeds, N, d).
 A lane is one setting; settings that vary are `PerLane` schedules. A test proves that every run in
-the block is the run that `fafed.run.Run` makes.
+the block is the run that `fafed.training.loop.Run` makes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from fafed.core import tree
-from fafed.core.algorithm import Algorithm, Exchange, Grad, RoundInfo
+from fafed.core.algorithm import Algorithm, Exchange, RoundInfo
 from fafed.core.batch import Batch
+from fafed.core.gradient import Grad, PlainGrad
 from fafed.core.schedules import Schedule
 from studies.theory.problems import REAL, Problem
 
@@ -116,13 +117,11 @@ class Lab:
             x = start.unsqueeze(-2)
         x = x.expand(*lanes, len(seeds), x.shape[-1]).unsqueeze(-2)
         self.shared = algorithm.init(x)
+        self.grad = PlainGrad(lambda x, batch: problem.gradients(x, batch.data))
         self.local = algorithm.join(x.expand(*x.shape[:-2], problem.clients, x.shape[-1]))
         self.steps = 0
         self._opened = False
         self._drawn: list[Any] = []
-
-    def grad(self, x: Tensor, batch: Batch) -> Tensor:
-        return self.problem.gradients(x, batch.data)
 
     def open(self) -> None:
         """Make the opening, if the algorithm has one; the first round does so by itself."""
@@ -152,7 +151,7 @@ class Lab:
 
         batches = self.batches()
         for exchange in self.algorithm.exchanges():
-            self._deliver(exchange, batches, grad, self.q)
+            self._deliver(exchange, batches, PlainGrad(grad), self.q)
         del self._drawn[: self.q]
         self.steps += self.q
         return Round(self.shared, torch.stack(visited))

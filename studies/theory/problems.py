@@ -291,7 +291,7 @@ class Robust(Problem):
         return Signs(self, seed, anchor_size)
 
 
-class Signs:
+class Signs(Source):
     """The clients of `Robust` as a data source.
 
     A row is a pair (client, key). The bits of the key are the random signs of the batch.
@@ -302,8 +302,14 @@ class Signs:
         self.seed = seed
         self.anchor_size = anchor_size
         self.examples = (1,) * problem.clients
-        self.units = 1
-        self.epoch_steps = 1
+
+    @property
+    def units(self) -> int:
+        return 1
+
+    @property
+    def epoch_steps(self) -> int:
+        return 1
 
     def draw(self, kinds: Sequence[Draw], client: int, step: int, steps: int) -> Draws:
         count = np.arange(step + 1, step + steps + 1)

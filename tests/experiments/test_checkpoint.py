@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import fafed
 from fafed import ALGORITHMS
+from fafed.core import tree
 from fafed.data.sources.examples import examples_of
 from fafed.experiments import checkpoint
 from fafed.experiments.checkpoint import CheckpointError
@@ -38,8 +39,8 @@ def same(a, b):
     return all(
         torch.equal(x, y)
         for x, y in zip(
-            fafed.tree.leaves((a.state.shared, a.engine.states)),
-            fafed.tree.leaves((b.state.shared, b.engine.states)),
+            tree.leaves((a.state.shared, a.engine.states)),
+            tree.leaves((b.state.shared, b.engine.states)),
             strict=True,
         )
     )

@@ -59,8 +59,9 @@ def test_a_run_leaves_all_there_is_to_know(data, tmp_path):
 EVERY_ALGORITHM = """
 import sys
 from pathlib import Path
-from fafed.experiment import Experiment
-from fafed.rundir import RunDir, execute
+from fafed.experiments.config import Experiment
+from fafed.experiments.execute import execute
+from fafed.experiments.rundir import RunDir
 base, root = Experiment.read(sys.argv[1]), Path(sys.argv[2])
 for name in sys.argv[3].split(","):
     e = base.with_algorithm(name)

@@ -148,7 +148,7 @@ def errors(ranks, folder):
     objective.f = f
     here = run.engine.simulation
     kept = tree.nbytes([s for s in here.states if s is not None])
-    found["rolled back"] = [run.state is before, here.pending == {}, kept == 0]
+    found["rolled back"] = [run.state is before, here.kept.pending == {}, kept == 0]
     list(run)
     found["x"] = run.state.shared.x.tolist()
     # outside of an exchange

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fafed.engines.base import Snapshot
 from fafed.experiments.assemble import prepare
 from fafed.experiments.config import Experiment
 from fafed.experiments.rundir import RunDir
@@ -91,7 +92,7 @@ def simulated(found: Experiment, absent, forgets=None):
         if number in (forgets or {}):
             states = run.engine.states
             states[forgets[number]] = None
-            run.engine.states = states
+            run.engine.restore(Snapshot(states, {}))
             run.state = run.state._replace(members=())
         run.round()
     return run.state.shared.x

@@ -19,7 +19,7 @@ CHILD = """
 import torch
 from torch import nn
 from torch.nn import functional as F
-from fafed.native.network import recognised
+from fafed.kernels.network import recognised
 module = nn.Sequential(nn.Linear(2, 2, bias=False)).double()
 known = recognised(module, F.cross_entropy)
 print(known.outputs(torch.eye(2).double().flatten(), torch.ones(1, 2).double()).tolist())

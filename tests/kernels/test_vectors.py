@@ -7,7 +7,7 @@ import torch
 
 from fafed.core.vectors import step
 from fafed.kernels import vectors
-from fafed.kernels.vectors import LARGE, corrected, ema_of_squares
+from fafed.kernels.vectors import LARGE, ema_of_squares, storm_estimate
 
 PAST_A_BLOCK = 16384 + 3
 
@@ -30,7 +30,7 @@ def made(*shape):
 def test_alone(d, rate):
     g, m, old = made(3, d)
     torch.testing.assert_close(step(g, rate, m), g - rate * m, **EXACTLY)
-    torch.testing.assert_close(corrected(g, rate, m, old), g + rate * (m - old), **EXACTLY)
+    torch.testing.assert_close(storm_estimate(g, rate, m, old), g + rate * (m - old), **EXACTLY)
     torch.testing.assert_close(ema_of_squares(m, 0.3, g), 0.3 * m + 0.7 * g**2, **EXACTLY)
 
 
@@ -38,7 +38,7 @@ def test_alone(d, rate):
 def test_blocks_of_vectors(d, rate):
     """The theory study hands algorithms blocks: the C functions must not take them for vectors."""
     g, m, old = made(3, 4, 3, d)
-    torch.testing.assert_close(corrected(g, rate, m, old), g + rate * (m - old), **EXACTLY)
+    torch.testing.assert_close(storm_estimate(g, rate, m, old), g + rate * (m - old), **EXACTLY)
     torch.testing.assert_close(ema_of_squares(m, 0.3, g), 0.3 * m + 0.7 * g**2, **EXACTLY)
 
 
@@ -50,7 +50,9 @@ def test_side_by_side(d, shared):
     dims = {name: None if name in shared else 0 for name in given}
 
     def both(a):
-        return corrected(a["g"], a["keep"], a["m"], a["old"]), ema_of_squares(a["v"], 0.3, a["g"])
+        return storm_estimate(a["g"], a["keep"], a["m"], a["old"]), ema_of_squares(
+            a["v"], 0.3, a["g"]
+        )
 
     for i, found in enumerate(zip(*torch.func.vmap(both, in_dims=(dims,))(given), strict=True)):
         a = {name: t if name in shared else t[i] for name, t in given.items()}
@@ -72,7 +74,7 @@ def test_sums(d, dtype, turned):
 
 def test_neither_layout_nor_type_matters(d):
     g, m, old = made(d, 3).T
-    torch.testing.assert_close(corrected(g, 0.5, m, old), g + 0.5 * (m - old))
-    single = corrected(g.float(), torch.tensor(0.5).double(), m.float(), old.float())
+    torch.testing.assert_close(storm_estimate(g, 0.5, m, old), g + 0.5 * (m - old))
+    single = storm_estimate(g.float(), torch.tensor(0.5).double(), m.float(), old.float())
     assert single.dtype == torch.float32
     torch.testing.assert_close(single.double(), g + 0.5 * (m - old), rtol=1e-5, atol=1e-6)

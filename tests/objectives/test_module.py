@@ -25,11 +25,11 @@ def net(*middle):
     return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), *middle, nn.Linear(10, 3)).double()
 
 
-@pytest.mark.parametrize("engine", ["loop", "vmap"])
-def test_gradient_is_autograds(engine):
+@pytest.mark.parametrize("way", ["evaluate", "evaluate_functional", "evaluate_native"])
+def test_gradient_is_autograds(way):
     module, example = net(), batch()
     objective = model(module, example)
-    found = objective.evaluate(objective.x0, example, objective.start(), engine=engine)
+    found = getattr(objective, way)(objective.x0, example, objective.start())
     loss = F.cross_entropy(module(example.data[0]), example.data[1])
     loss.backward()
     expected = torch.cat([p.grad.reshape(-1) for p in module.parameters()])
@@ -53,24 +53,24 @@ def test_the_module_passed_in_is_not_changed():
 def test_clip_bounds_the_norm_and_leaves_small_gradients_alone():
     example = batch()
     plain = model(net(), example)
-    g = plain.evaluate(plain.x0, example, plain.start(), engine="loop").gradient
+    g = plain.evaluate(plain.x0, example, plain.start()).gradient
     norm = float(g.norm())
     for clip, factor in [(norm / 2, 0.5), (norm * 2, 1.0)]:
         objective = model(net(), example, clip=clip)
-        found = objective.evaluate(plain.x0, example, plain.start(), engine="loop").gradient
+        found = objective.evaluate(plain.x0, example, plain.start()).gradient
         torch.testing.assert_close(found, g * factor, rtol=1e-14, atol=0)
 
 
 def test_weight_decay_is_added_before_clipping():
     example = batch()
     plain = model(net(), example)
-    g = plain.evaluate(plain.x0, example, plain.start(), engine="loop").gradient
+    g = plain.evaluate(plain.x0, example, plain.start()).gradient
     expected = g + 0.3 * plain.x0
     decayed = model(net(), example, weight_decay=0.3)
-    found = decayed.evaluate(plain.x0, example, plain.start(), engine="loop").gradient
+    found = decayed.evaluate(plain.x0, example, plain.start()).gradient
     torch.testing.assert_close(found, expected)
     both = model(net(), example, weight_decay=0.3, clip=0.1)
-    found = both.evaluate(plain.x0, example, plain.start(), engine="loop").gradient
+    found = both.evaluate(plain.x0, example, plain.start()).gradient
     torch.testing.assert_close(found, 0.1 * expected / expected.norm())
 
 
@@ -131,8 +131,8 @@ def test_layers_and_weights_that_are_used_twice(build, engine):
     torch.manual_seed(0)
     module, example = build().double(), batch(classes=6)
     objective = model(module, example)
-    way = "loop" if engine == "auto" else engine
-    found = objective.evaluate(objective.x0, example, Memory(), engine=way)
+    way = "evaluate_functional" if engine == "vmap" else "evaluate"
+    found = getattr(objective, way)(objective.x0, example, Memory())
     loss = F.cross_entropy(module(example.data[0]), example.data[1])
     expected = torch.autograd.grad(loss, list(module.parameters()))
     torch.testing.assert_close(found.gradient, torch.cat([g.reshape(-1) for g in expected]))
@@ -174,8 +174,8 @@ def test_difference_vanishes_as_the_points_meet(kind):
     direction = torch.randn_like(x)
 
     def difference(gap, other=example):
-        a = objective.evaluate(x, example, start, engine="loop").gradient
-        b = objective.evaluate(x + gap * direction, other, start, engine="loop").gradient
+        a = objective.evaluate(x, example, start).gradient
+        b = objective.evaluate(x + gap * direction, other, start).gradient
         return float((a - b).norm())
 
     gaps = [1e-2, 1e-4, 1e-6]
@@ -336,7 +336,7 @@ def test_batch_norm_statistics(engine):
 
     def grad(x, data):
         example = Batch(data, torch.tensor(0), torch.tensor(True))
-        return objective.evaluate(x, example, objective.start(), engine="loop").gradient
+        return objective.evaluate(x, example, objective.start()).gradient
 
     m0 = sum(grad(x0, s) for s in shards) / 3
     A = (sum(grad(x0, s) ** 2 for s in shards) / 3).sqrt() + 0.01
@@ -480,7 +480,7 @@ def test_channels_last_only_where_the_model_can_take_it():
         objective.probe(example)
     assert (viewing.channels_last, flattening.channels_last) == (False, True)
     found = [
-        objective.evaluate(flattening.x0, example, Memory(), engine="loop").gradient
+        objective.evaluate(flattening.x0, example, Memory()).gradient
         for objective in (viewing, flattening)
     ]
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)

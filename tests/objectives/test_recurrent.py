@@ -36,7 +36,7 @@ def test_hidden_state_is_carried_from_the_current_point_and_shared_by_both_gradi
     torch.manual_seed(0)
     first, second = batch(seed=1, fresh=True), batch(seed=2, fresh=False)
     objective = model(Cell().double(), first)
-    oracle = Oracle(objective, Memory(), engine="loop")
+    oracle = Oracle(objective, Memory())
     x, y = objective.x0, objective.x0 + 0.1
     oracle(x, first)
     (h,) = oracle.after.hidden
@@ -55,9 +55,9 @@ def test_fresh_batches_start_from_the_initial_state():
     torch.manual_seed(0)
     first, second = batch(seed=1), batch(seed=2)
     objective = model(Cell().double(), first)
-    carried = objective.evaluate(objective.x0, first, Memory(), engine="loop").memory
-    a = objective.evaluate(objective.x0, second, carried, engine="loop").gradient
-    b = objective.evaluate(objective.x0, second, Memory(), engine="loop").gradient
+    carried = objective.evaluate(objective.x0, first, Memory()).memory
+    a = objective.evaluate(objective.x0, second, carried).gradient
+    b = objective.evaluate(objective.x0, second, Memory()).gradient
     assert torch.equal(a, b)
 
 
@@ -102,7 +102,7 @@ def test_a_module_that_computes_its_loss_is_asked_to():
     found = []
     for objective in objectives:
         objective.probe(example)
-        found.append(objective.evaluate(objective.x0, example, Memory(), engine="loop"))
+        found.append(objective.evaluate(objective.x0, example, Memory()))
     assert [objective.fused for objective in objectives] == [True, False]
     torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-15)
 

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import fafed
-from fafed.engines import simulation
+from fafed.engines import states
+from fafed.engines.base import Snapshot
 from fafed.kernels.build import available
 from fafed.models import build as build_model
 
@@ -326,7 +327,7 @@ def test_states_too_large_to_be_held_twice(monkeypatch):
     """A round is the same, but one that fails half-way ends the run."""
     p = Problem(3)
     small = p.run(fafed.FAFED(eta=0.05), 2, 3)
-    monkeypatch.setattr(simulation, "UNDO_BYTES", 0)
+    monkeypatch.setattr(states, "UNDO_BYTES", 0)
     large = p.run(fafed.FAFED(eta=0.05), 2, 3)
     for run in (small, large):
         list(run)
@@ -342,7 +343,7 @@ def test_states_too_large_to_be_held_twice(monkeypatch):
         run.round()
     with pytest.raises(fafed.FafedError, match="go on from a checkpoint"):
         _ = run.engine.states
-    run.engine.states = before
+    run.engine.restore(Snapshot(before, {}))
 
 
 class Late(fafed.schedules.Schedule):

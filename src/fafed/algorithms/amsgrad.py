@@ -24,8 +24,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fafed.core.algorithm import Algorithm, Exchange, Grad, RoundInfo, counter
+from fafed.core.algorithm import Algorithm, Exchange, RoundInfo, counter
 from fafed.core.batch import Batches
+from fafed.core.gradient import Grad
 from fafed.core.hyper import above, between, hyper, one_of, switch
 from fafed.core.schedules import Rate, at
 

@@ -30,8 +30,9 @@ import torch
 from torch import Tensor
 
 from fafed.algorithms.fedopt import unbias
-from fafed.core.algorithm import Algorithm, Exchange, Grad, RoundInfo, counter
+from fafed.core.algorithm import Algorithm, Exchange, RoundInfo, counter
 from fafed.core.batch import Batches, Draw
+from fafed.core.gradient import Grad
 from fafed.core.hyper import above, at_least, between, hyper, one_of, optional, switch
 from fafed.core.schedules import Rate, at
 

@@ -22,8 +22,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fafed.core.algorithm import Algorithm, Grad, RoundInfo
+from fafed.core.algorithm import Algorithm, RoundInfo
 from fafed.core.batch import Batches
+from fafed.core.gradient import Grad
 from fafed.core.hyper import above, between, hyper, one_of, optional
 
 

@@ -31,13 +31,12 @@ import torch
 from torch import Tensor
 
 from fafed.algorithms._momentum import add_server_momentum
-from fafed.core.algorithm import Algorithm, Exchange, Grad, RoundInfo, counter
+from fafed.core.algorithm import Algorithm, Exchange, RoundInfo, counter
 from fafed.core.batch import Batches
+from fafed.core.gradient import Grad, StormPoint, StormSettings
 from fafed.core.hyper import Rule, above, at_least, between, hyper, one_of, switch
-from fafed.core.local_steps import Settings, Tracked, track
 from fafed.core.schedules import Rate, along, at
-from fafed.core.vectors import step
-from fafed.kernels.vectors import corrected, ema_of_squares
+from fafed.core.vectors import scaled_step
 
 Statistic = Callable[[Tensor | None, Tensor], Tensor]
 
@@ -174,16 +173,21 @@ class FAFED(Algorithm):
         rates = along(self.eta, t, len(batches))
         remember = [1 - alpha for alpha in along(self.alpha, t, len(batches))]
         remember[0] = remember[0] * keep
-        settings = Settings(rates, remember, self.beta, self.scale(v))
+        settings = StormSettings(rates, remember, self.beta, self.scale(v))
         if self.adaptivity == "amsgrad":  # v came as a maximum; the server adds the old mean
             v = torch.zeros_like(v)
-        start, fresh = Tracked(x, local.x, m, v), self.sync_precond == "fresh"
-        at_once = track(grad, start, settings, batches, keep_x=not fresh) if self.plain else None
-        x, before, m, v = at_once or self.walk(grad, start, settings, batches)
+        start, fresh = StormPoint(x, local.x, m, v), self.sync_precond == "fresh"
+        if self.plain:
+            x, before, m, v = grad.storm_steps(start, settings, batches, keep_x=not fresh)
+        else:
+            x, before, m, v = self.other_steps(grad, start, settings, batches)
         last = before if fresh else x  # fresh: the q-th move is the server's
         return Local(before), Message(last, m, self.sent(v))
 
-    def walk(self, grad: Grad, start: Tracked, settings: Settings, batches: Batches) -> Tracked:
+    def other_steps(
+        self, grad: Grad, start: StormPoint, settings: StormSettings, batches: Batches
+    ) -> StormPoint:
+        """The steps of those options that are not the paper's."""
         x, before, m, v = start
         scale = self.old_grad_scale
         for rate, remember, batch in zip(settings.rates, settings.keeps, batches, strict=True):
@@ -191,13 +195,16 @@ class FAFED(Algorithm):
             if scale:
                 again = batch if self.coupled_masks else batch.redrawn()
                 old = grad(before, again)
-                m = corrected(g, remember, m, old if scale == 1 else scale * old)
+                m = grad.storm_estimate(g, remember, m, old if scale == 1 else scale * old)
                 del old  # a vector as large as the model
             else:
                 m = g + remember * m
-            v = self.collect(v, g)
-            before, x = x, self.move(x, rate, m, settings.A)
-        return Tracked(x, before, m, v)
+            if self.adaptivity in ("adam", "amsgrad"):
+                v = grad.ema_of_squares(v, self.beta, g)
+            else:
+                v = self.collect(v, g)
+            before, x = x, scaled_step(x, rate, m, settings.A)
+        return StormPoint(x, before, m, v)
 
     def server(self, shared: Shared, mean: Message, info: RoundInfo) -> Shared:
         x, m, v = mean
@@ -206,7 +213,7 @@ class FAFED(Algorithm):
             ema = self.beta**info.steps * ema + v
             v = torch.maximum(shared.v, ema)
         if self.sync_precond == "fresh":
-            x = self.move(x, at(self.eta, t), m, self.scale(v))
+            x = scaled_step(x, at(self.eta, t), m, self.scale(v))
         x, last = add_server_momentum(x, shared.x, shared.last, self.server_momentum)
         return Shared(x, m, v, t, torch.ones_like(shared.keep), ema, last)
 
@@ -227,8 +234,6 @@ class FAFED(Algorithm):
             return self.adaptivity(v, g)
         match self.adaptivity:
             case "adam" | "amsgrad":
-                if v is not None:
-                    return ema_of_squares(v, self.beta, g)
                 new = g**2
             case "global" | "adagrad_norm":
                 new = (g @ g).reshape(1) / (len(g) if self.per_dim else 1)
@@ -263,12 +268,6 @@ class FAFED(Algorithm):
     def message_bytes(self, message: Estimate | Message) -> int:
         spared = message.v.element_size() - 1 if self.v_bits == 8 else 0
         return super().message_bytes(message) - spared * message.v.numel()
-
-    def move(self, x: Tensor, rate: float | Tensor, m: Tensor, A: Any) -> Tensor:
-        """x - rate * m / A, in as few passes over the memory as it takes."""
-        if isinstance(rate, Tensor) or not isinstance(A, Tensor):
-            return step(x, rate, m if not isinstance(A, Tensor) else m / A)
-        return torch.addcdiv(x, m, A, value=-rate)
 
     def bind_model(self, sizes: Sequence[int]) -> Self:
         if self.adaptivity == "block" and not self.blocks:

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from fafed.algorithms._momentum import add_server_momentum
-from fafed.core.algorithm import Algorithm, Grad, RoundInfo, counter
+from fafed.core.algorithm import Algorithm, RoundInfo, counter
 from fafed.core.batch import Batches
+from fafed.core.gradient import Grad
 from fafed.core.hyper import above, between, hyper
-from fafed.core.local_steps import descend
 from fafed.core.schedules import Rate, along
 
 
@@ -70,7 +70,7 @@ class FedAvg(Algorithm):
         self, grad: Grad, down: Down, local: tuple[()], batches: Batches
     ) -> tuple[tuple[()], Message]:
         x, t = down
-        x = descend(grad, x, along(self.eta, t, len(batches)), batches)
+        x = grad.sgd_steps(x, along(self.eta, t, len(batches)), batches)
         return local, Message(x - down.x)
 
     def server(self, shared: Shared, mean: Message, info: RoundInfo) -> Shared:

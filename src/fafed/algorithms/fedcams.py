@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from fafed.algorithms.fedopt import Down, FedAMS, Message, SharedAMS
-from fafed.core.algorithm import Algorithm, Grad, RoundInfo
+from fafed.core.algorithm import Algorithm, RoundInfo
 from fafed.core.batch import Batches
+from fafed.core.gradient import Grad
 from fafed.core.hyper import Rule, above, between, hyper, one_of, switch
 from fafed.core.schedules import Rate
 

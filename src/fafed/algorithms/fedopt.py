@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fafed.core.algorithm import Algorithm, Grad, RoundInfo, counter
+from fafed.core.algorithm import Algorithm, RoundInfo, counter
 from fafed.core.batch import Batches
+from fafed.core.gradient import Grad
 from fafed.core.hyper import above, at_least, between, hyper, one_of, optional, switch
-from fafed.core.local_steps import descend
 from fafed.core.schedules import Rate, along
 
 
@@ -78,7 +78,7 @@ class ServerOptimiser(Algorithm):
         self, grad: Grad, down: Down, local: tuple[()], batches: Batches
     ) -> tuple[tuple[()], Message]:
         x, t = down
-        x = descend(grad, x, along(self.eta, t, len(batches)), batches)
+        x = grad.sgd_steps(x, along(self.eta, t, len(batches)), batches)
         return local, Message(x - down.x)
 
 

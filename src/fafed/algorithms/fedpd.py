@@ -27,8 +27,9 @@ import torch
 from torch import Tensor
 
 from fafed.core import randomness
-from fafed.core.algorithm import Algorithm, Exchange, Grad, RoundInfo, counter
+from fafed.core.algorithm import Algorithm, Exchange, RoundInfo, counter
 from fafed.core.batch import Batches, Draw
+from fafed.core.gradient import Grad
 from fafed.core.hyper import Rule, above, between, hyper, integer, one_of
 from fafed.core.schedules import Rate, at
 

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fafed.core.algorithm import Algorithm, Grad, RoundInfo, counter
+from fafed.core.algorithm import Algorithm, RoundInfo, counter
 from fafed.core.batch import Batches
+from fafed.core.gradient import Grad
 from fafed.core.hyper import above, at_least, hyper
 from fafed.core.schedules import Rate, at
 from fafed.core.vectors import step

@@ -17,8 +17,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fafed.core.algorithm import Algorithm, Grad, RoundInfo, counter
+from fafed.core.algorithm import Algorithm, RoundInfo, counter
 from fafed.core.batch import Batches
+from fafed.core.gradient import Grad
 from fafed.core.hyper import above, between, hyper, one_of
 from fafed.core.schedules import Rate, at
 from fafed.core.vectors import step

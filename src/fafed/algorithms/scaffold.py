@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from fafed.algorithms._momentum import add_server_momentum
-from fafed.core.algorithm import Algorithm, Exchange, Grad, RoundInfo, counter
+from fafed.core.algorithm import Algorithm, Exchange, RoundInfo, counter
 from fafed.core.batch import Batches, Draw
+from fafed.core.gradient import Grad
 from fafed.core.hyper import above, between, hyper, one_of
-from fafed.core.local_steps import descend
 from fafed.core.schedules import Rate, along
 from fafed.errors import ConfigError
 
@@ -126,7 +126,7 @@ class SCAFFOLD(Algorithm):
             c = (local.x - x) / local.reach
         correction = c - local.c
         rates = along(self.eta, t, len(batches))
-        y = descend(grad, x, rates, batches, correction)
+        y = grad.sgd_steps(x, rates, batches, correction)
         reach = torch.zeros_like(local.reach) + sum(rates)
         if self.control == "drift":
             c_new = (x - y) / reach - correction

@@ -18,8 +18,9 @@ from functools import cached_property
 from torch import Tensor
 
 from fafed.algorithms.fafed import FAFED, Down, Local, Message, Shared
-from fafed.core.algorithm import Algorithm, Exchange, Grad, RoundInfo
+from fafed.core.algorithm import Algorithm, Exchange, RoundInfo
 from fafed.core.batch import Batches
+from fafed.core.gradient import Grad
 from fafed.core.hyper import above, at_least, between, hyper
 from fafed.core.schedules import Rate
 

@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 
 from fafed.core import tree
-from fafed.core.batch import Batch, Batches, Draw
+from fafed.core.batch import Batches, Draw
+from fafed.core.gradient import Grad
 from fafed.core.hyper import Rule
 from fafed.errors import ConfigError, nearest
-
-Grad = Callable[[Tensor, Batch], Tensor]
 
 
 class RoundInfo(NamedTuple):

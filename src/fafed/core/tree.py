@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+T = TypeVar("T")
 
-def leaves(tree: Any) -> list[Tensor]:
+
+def leaves(tree: object) -> list[Tensor]:
     if isinstance(tree, Tensor):
         return [tree]
     if not isinstance(tree, tuple):  # lists and dicts of a user's own
@@ -18,36 +20,41 @@ def leaves(tree: Any) -> list[Tensor]:
     return [leaf for branch in tree for leaf in leaves(branch)]
 
 
-def map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+def map(function: Callable[..., Any], tree: T, *others: Any) -> T:
+    """The tree of function(leaf, leaf of each of the others)."""
+    return cast(T, _map(function, tree, *others))
+
+
+def _map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     if isinstance(tree, Tensor):
         return function(tree, *others)
     if not isinstance(tree, tuple):  # lists and dicts of a user's own
         return pytree.tree_map(function, tree, *others)
-    parts = [map(function, *branches) for branches in zip(tree, *others, strict=True)]
+    parts = [_map(function, *branches) for branches in zip(tree, *others, strict=True)]
     return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
 
 
-def rebuilt(like: Any, leaves: Sequence[Tensor]) -> Any:
+def rebuilt(like: T, leaves: Sequence[Tensor]) -> T:
     """A tree of the shape of `like` with these leaves."""
-    return pytree.tree_unflatten(leaves, pytree.tree_structure(like))
+    return cast(T, pytree.tree_unflatten(leaves, pytree.tree_structure(like)))
 
 
-def stack(trees: Sequence[Any]) -> Any:
+def stack(trees: Sequence[T]) -> T:
     """One tree whose leaves have a new first dimension, one entry per tree."""
     return map(lambda *parts: torch.stack(parts), trees[0], *trees[1:])
 
 
-def take(tree: Any, index: Any) -> Any:
+def take(tree: T, index: Any) -> T:
     """The entries `index` of each leaf's first dimension."""
     return map(lambda leaf: leaf[index], tree)
 
 
-def nbytes(tree: Any) -> int:
+def nbytes(tree: object) -> int:
     """What the tree's vectors weigh on a wire; scalars (step counters) ride in the header."""
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree) if leaf.ndim)
 
 
-def finite(tree: Any) -> Tensor:
+def finite(tree: object) -> Tensor:
     """Whether every number in the tree is finite, as a bool scalar."""
     numbers = [leaf for leaf in leaves(tree) if leaf.is_floating_point()]
     if not numbers:
@@ -70,13 +77,17 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Tensor]:
     return parts
 
 
-def unflatten(like: Any, parts: dict[str, Tensor], prefix: str = "") -> Any:
+def unflatten(like: T, parts: dict[str, Tensor], prefix: str = "") -> T:
     """The inverse of `flatten`: a tree of the shape of `like` filled from `parts`."""
+    return cast(T, _unflatten(like, parts, prefix))
+
+
+def _unflatten(like: Any, parts: dict[str, Tensor], prefix: str) -> Any:
     if isinstance(like, Tensor):
         return parts[prefix]
     names = getattr(like, "_fields", None) or [str(i) for i in range(len(like))]
     branches = [
-        unflatten(branch, parts, f"{prefix}.{name}" if prefix else name)
+        _unflatten(branch, parts, f"{prefix}.{name}" if prefix else name)
         for name, branch in zip(names, like, strict=True)
     ]
     return type(like)(*branches) if hasattr(like, "_fields") else type(like)(branches)

@@ -1,4 +1,4 @@
-"""Updates of whole vectors."""
+"""Updates of whole vectors, in as few passes over the memory as torch allows."""
 
 from __future__ import annotations
 
@@ -11,3 +11,12 @@ def step(x: Tensor, rate: float | Tensor, direction: Tensor) -> Tensor:
     if isinstance(rate, Tensor):
         return torch.addcmul(x, -rate, direction)
     return torch.sub(x, direction, alpha=rate)
+
+
+def scaled_step(x: Tensor, rate: float | Tensor, direction: Tensor, A: Tensor | float) -> Tensor:
+    """x - rate * direction / A; A is a vector, or 1."""
+    if not isinstance(A, Tensor):
+        return step(x, rate, direction)
+    if isinstance(rate, Tensor):
+        return step(x, rate, direction / A)
+    return torch.addcdiv(x, direction, A, value=-rate)

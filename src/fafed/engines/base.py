@@ -2,22 +2,55 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
 from fafed.core.algorithm import Exchange, RoundInfo
 from fafed.errors import FafedError
+from fafed.objectives.base import Objective
+
+if TYPE_CHECKING:
+    from fafed.engines.ranks import Ranks
 
 
-class Engine(Protocol):
-    """Deliver an exchange to the clients, return the mean of their messages and the facts."""
+class ClientState(NamedTuple):
+    """What a client keeps between exchanges."""
+
+    local: Any
+    hidden: Any  # of a recurrent model
+
+
+class Snapshot(NamedTuple):
+    """What is to be saved of an engine between two rounds."""
+
+    states: list[ClientState | None]  # of each client; None if it keeps nothing here
+    notes: dict[str, Any]  # what a server remembers of real silos
+
+
+class Engine(ABC):
+    """Delivers an exchange to the clients; returns the mean of their messages and the facts."""
+
+    ranks: Ranks | None = None  # the processes of the run, if there are several
+    undoes: bool = True  # a round that fails leaves the clients as they were
 
     @property
+    @abstractmethod
+    def name(self) -> str:
+        """Of the back end, or "silos": a resumed run stays on it, so that every digit stays."""
+
+    @property
+    @abstractmethod
     def population(self) -> int: ...
 
+    @property
+    @abstractmethod
+    def objective(self) -> Objective: ...
+
+    @abstractmethod
     def deliver(
         self,
         exchange: Exchange,
@@ -30,11 +63,29 @@ class Engine(Protocol):
         """Carry the exchange to these clients; local steps step+1 .. step+q are theirs. `opening`:
         this round begins with the algorithm's opening exchanges."""
 
+    @abstractmethod
     def commit(self) -> None:
         """The round is over: what the clients keep of its exchanges is theirs from now on."""
 
+    @abstractmethod
     def rollback(self) -> None:
         """The round failed: the clients are as they were before it."""
+
+    @abstractmethod
+    def snapshot(self) -> Snapshot:
+        """What to save. On several ranks, rank 0 asks while the others `hand_over`."""
+
+    @abstractmethod
+    def restore(self, snapshot: Snapshot) -> None:
+        """Put the clients into this state. On several ranks, `deal` follows."""
+
+    def hand_over(self) -> None:
+        """Give rank 0 what this rank's clients keep."""
+        raise NotImplementedError(f"{type(self).__name__} runs in one process")
+
+    def deal(self) -> None:
+        """Bring every client's state to the rank that hosts it."""
+        raise NotImplementedError(f"{type(self).__name__} runs in one process")
 
 
 class NotFinite(FafedError):

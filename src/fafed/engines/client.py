@@ -10,19 +10,10 @@ from torch import Tensor
 from fafed.core import tree
 from fafed.core.algorithm import Exchange
 from fafed.core.batch import Batch, Batches
-from fafed.core.local_steps import Rates, Settings, Tracked
-from fafed.data.sources.examples import ClientBatches
-from fafed.engines.base import NotFinite
-from fafed.kernels.network import Network
-from fafed.kernels.vmap_bridge import wrapped
-from fafed.objectives.base import Memory, Objective
-
-
-class ClientState(NamedTuple):
-    """What a client keeps between exchanges."""
-
-    local: Any
-    hidden: Any
+from fafed.core.gradient import Grad
+from fafed.engines.base import ClientState, NotFinite
+from fafed.kernels import vectors
+from fafed.objectives.base import Evaluation, Memory, Objective
 
 
 class Visit(NamedTuple):
@@ -37,7 +28,7 @@ class Visit(NamedTuple):
     samples: int
 
 
-class Oracle:
+class Oracle(Grad):
     """The `grad` that an algorithm calls on one client: counts, and keeps the memory.
 
     The first evaluation on a batch is the one at the current point: it alone moves buffers and
@@ -51,9 +42,8 @@ class Oracle:
     algorithm says so with `Batch.for_step`.
     """
 
-    def __init__(self, objective: Objective, memory: Memory, *, engine: str) -> None:
+    def __init__(self, objective: Objective, memory: Memory) -> None:
         self.objective = objective
-        self.engine = engine
         self.before = self.after = memory
         self.data: Any = None
         self.losses: list[tuple[Tensor, Tensor | None]] = []  # and whether there was one
@@ -66,7 +56,7 @@ class Oracle:
         if current:
             self.data, self.before = batch.data, self.after
         start = self.before if batch.step else self.before._replace(hidden=())
-        found = self.objective.evaluate(x, batch, start, engine=self.engine)
+        found = self.evaluate(x, batch, start)
         if current:
             moved, kept = found.memory, self.before
             self.after = Memory(
@@ -93,65 +83,22 @@ class Oracle:
         among_those = len(counts) / number.clamp(min=1).to(losses.dtype)
         return torch.where(counts, losses, 0.0).mean() * among_those, number > 0
 
-    # Runs of local steps, where the engine computes gradients in C; None elsewhere.
+    def evaluate(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
+        """How a back end computes gradients; here by torch's graphs."""
+        return self.objective.evaluate(x, batch, memory)
 
-    def descend(
-        self, x: Tensor, rates: Rates, batches: Batches, correction: Tensor | None
-    ) -> Tensor | None:
-        if (found := self._walker(batches, rates)) is None:
-            return None
-        network, data = found
-        correction = x[:0] if correction is None else correction
-        x, losses = network.descend(x, correction, _numbers(rates), *data)
-        self._count(losses, data, 1)
-        return x
+    # Passes over whole vectors that torch has no single operation for.
 
-    def track(
-        self, start: Tracked, settings: Settings, batches: Batches, keep_x: bool
-    ) -> Tracked | None:
-        rates, keeps, beta, A = settings
-        if (found := self._walker(batches, [*rates, *keeps, A])) is None:
-            return None
-        network, data = found
-        inverse = 1 / A if isinstance(A, Tensor) else start.x[:0]
-        numbers = _numbers(rates), _numbers(keeps), beta
-        *moved, losses = network.track(start, *numbers, inverse, *data, keep_x=keep_x)
-        self._count(losses, data, 2)
-        return Tracked(*moved)
+    def storm_estimate(self, g: Tensor, keep: float | Tensor, m: Tensor, old: Tensor) -> Tensor:
+        return vectors.storm_estimate(g, keep, m, old)
 
-    def _walker(self, batches: Batches, shared: Rates) -> tuple[Network, Any] | None:
-        """Who makes the steps, and on which data. What is shared must be so: the same for all."""
-        if self.engine != "native" or not isinstance(batches, ClientBatches):
-            return None
-        if any(isinstance(rate, Tensor) and wrapped(rate) for rate in shared):
-            return None
-        data = batches.round
-        network = self.objective.walker(data)  # type: ignore[attr-defined]
-        return None if network is None else (network, data)
-
-    def _count(self, losses: Tensor, data: Any, gradients: int) -> None:
-        self.losses.append((losses, self.objective.counts(data, leading=1)))
-        self.evaluations += gradients * len(losses)
-        self.samples += gradients * data[-1].numel()
+    def ema_of_squares(self, v: Tensor, beta: float, g: Tensor) -> Tensor:
+        return vectors.ema_of_squares(v, beta, g)
 
 
-def _numbers(rates: Rates) -> Tensor:
-    return torch.tensor([float(rate) for rate in rates], dtype=torch.float64)
-
-
-def visit(
-    objective: Objective,
-    exchange: Exchange,
-    down: Any,
-    buffers: tuple[Tensor, ...],
-    state: ClientState,
-    batches: Batches,
-    *,
-    engine: str = "loop",
-) -> Visit:
+def visit(oracle: Oracle, exchange: Exchange, down: Any, local: Any, batches: Batches) -> Visit:
     """Let one client do its part; under vmap, several at once."""
-    oracle = Oracle(objective, Memory(buffers, state.hidden), engine=engine)
-    local, message = exchange.client(oracle, down, state.local, batches)
+    local, message = exchange.client(oracle, down, local, batches)
     return Visit(
         ClientState(local, oracle.after.hidden),
         message,

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from fafed.core import tree
 from fafed.core.algorithm import Exchange
+from fafed.core.gradient import zero_grad
 from fafed.data.sources.examples import ClientBatches
-from fafed.engines.base import NotFinite, Reply
-from fafed.engines.client import ClientState
+from fafed.engines.base import ClientState, Engine, NotFinite, Reply, Snapshot
 from fafed.engines.ranks import RankFailed, Ranks
 from fafed.engines.simulation import Simulation, Sums
 from fafed.objectives.base import Objective
@@ -27,14 +27,14 @@ from fafed.objectives.base import Objective
 PARCEL = 2**26  # bytes: clients' states travel in parcels of about this size
 
 
-class Distributed:
+class Distributed(Engine):
     """The clients of this rank, and through the others all clients."""
 
     undoes = False  # one rank alone cannot give a round up
 
     def __init__(self, simulation: Simulation, ranks: Ranks) -> None:
         self.simulation = simulation
-        self.ranks = ranks
+        self.ranks: Ranks = ranks
         self.nobody: Any = None  # local state of the client that is none, within a round
 
     @property
@@ -42,8 +42,8 @@ class Distributed:
         return self.simulation.population
 
     @property
-    def engine(self) -> str:
-        return self.simulation.engine
+    def name(self) -> str:
+        return self.simulation.name
 
     @property
     def objective(self) -> Objective:
@@ -98,7 +98,7 @@ class Distributed:
             self._give_up([int(at) for at in failed], failure)
         likes = zip(parts, totals, strict=True)
         sums.mean.total = tree.rebuilt(sums.mean.total, [p.view(t.shape) for p, t in likes])
-        sums.mean.weight = sum(self.simulation.weights[client] for client in clients)
+        sums.mean.weight = sum(self.simulation.task.weights[client] for client in clients)
         sums.loss, sums.evaluations, sums.samples = loss, int(evaluations), int(samples)
         sums.without_loss, sums.without_weight = int(without_loss), without_weight
 
@@ -125,17 +125,16 @@ class Distributed:
         """The sums over no clients. A rank without any must know what a message looks like: it
         asks a client that is none, with the batches of one of these and zero for every gradient.
         """
-        here, down, client = self.simulation, exchange.send(shared), clients[0]
-        if client in here.pending:
-            local = here.pending[client].state().local
+        algorithm, _, source, _, steps = self.simulation.task
+        down, client, pending = exchange.send(shared), clients[0], self.simulation.kept.pending
+        if client in pending:
+            local = pending[client].state().local
         else:
-            local = here.algorithm.join(shared.x) if self.nobody is None else self.nobody
-        draws = here.source.draw(exchange.draw, client, step, here.steps)
-        batches = ClientBatches(here.source.gather, draws)
-        self.nobody, message = exchange.client(
-            lambda x, batch: torch.zeros_like(x), down, local, batches
-        )
-        up = here.algorithm.message_bytes(message) + tree.nbytes(buffers)
+            local = algorithm.join(shared.x) if self.nobody is None else self.nobody
+        draws = source.draw(exchange.draw, client, step, steps)
+        batches = ClientBatches(source.gather, draws)
+        self.nobody, message = exchange.client(zero_grad, down, local, batches)
+        up = algorithm.message_bytes(message) + tree.nbytes(buffers)
         sums = Sums(tree.nbytes((down, buffers)), up)
         sums.mean.add(tree.map(torch.zeros_like, (message, buffers)), 0.0)
         return sums
@@ -153,9 +152,11 @@ class Distributed:
                     states[client] = state
         return states
 
-    @states.setter
-    def states(self, states: Sequence[ClientState | None]) -> None:
-        self.simulation.states = list(states)
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.states, {})
+
+    def restore(self, snapshot: Snapshot) -> None:
+        self.simulation.restore(snapshot)
 
     def hand_over(self) -> None:
         """Give rank 0 what this rank's clients keep."""
@@ -173,7 +174,7 @@ class Distributed:
                 theirs = {c: s for c, s in _present(states).items() if hosts(c, other)}
                 self._send(theirs, other)
             states = [s if hosts(c) else None for c, s in enumerate(states)]
-        self.simulation.states = states
+        self.simulation.restore(Snapshot(states, {}))
 
     def _send(self, states: Mapping[int, ClientState], to: int) -> None:
         for parcel in [*_parcels(states), {}]:  # an empty one is the last
@@ -183,7 +184,7 @@ class Distributed:
 
     def _received(self, source: int) -> Iterator[tuple[int, ClientState]]:
         x = self.objective.x0
-        new = ClientState(self.simulation.algorithm.join(x), ())
+        new = ClientState(self.simulation.task.algorithm.join(x), ())
         carrying = ClientState(new.local, self.objective.hidden_like())
         while True:
             note, leaves = self.ranks.receive(source)

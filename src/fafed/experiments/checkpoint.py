@@ -23,8 +23,7 @@ from torch import Tensor
 
 from fafed import files
 from fafed.core import tree
-from fafed.engines.client import ClientState
-from fafed.engines.distributed import Distributed
+from fafed.engines.base import ClientState, Snapshot
 from fafed.errors import FafedError
 from fafed.training.loop import Run, State, Totals
 
@@ -96,9 +95,9 @@ def save(
 ) -> Path:
     """Write the state after the last finished round. Older files go, except for `keep` and the
     newest, `KEPT` with this one."""
-    state, engine = run.state, _keeping(run)
+    state = run.state
     tensors = tree.flatten((state.shared, state.buffers), "server")
-    clients = engine.states
+    clients, notes = run.engine.snapshot()
     present = [i for i, client in enumerate(clients) if client is not None]
     for i in present:
         tensors |= tree.flatten(clients[i], f"client.{i}")
@@ -113,8 +112,8 @@ def save(
         "members": state.members,
         "totals": state.totals,
         "clients": present,
-        "engine": engine.engine,
-        "memo": getattr(engine, "memo", None),  # what a server remembers of real silos
+        "engine": run.engine.name,
+        "memo": notes,
         "tensors": {name: _described(leaf) for name, leaf in tensors.items()},
         "same": same,
     }
@@ -166,7 +165,7 @@ def verify(path: Path, *digests: str) -> dict[str, Tensor]:
 
 def load(run: Run, path: Path, *digests: str) -> None:
     """Put the run into the state of this checkpoint."""
-    engine = _keeping(run)
+    engine = run.engine
     tensors, header = verify(path, *digests), _header(path)
     device = run.state.shared.x.device
     moved = {id(leaf): leaf.to(device) for leaf in tensors.values()}
@@ -189,9 +188,7 @@ def load(run: Run, path: Path, *digests: str) -> None:
             f"checkpoint {path} has no {cause}: another version of {type(run.algorithm).__name__} "
             "wrote it. Go on with that version, or start the run anew in another folder"
         ) from cause
-    engine.states = states
-    if header.get("memo") is not None:
-        engine.memo = header["memo"]
+    engine.restore(Snapshot(states, header.get("memo") or {}))
     run.state = State(
         shared, buffers, header["round"], tuple(header["members"]), Totals(*header["totals"])
     )
@@ -199,9 +196,9 @@ def load(run: Run, path: Path, *digests: str) -> None:
 
 def share(run: Run) -> None:
     """Give all ranks the state that rank 0 is in; a client's goes to the rank that hosts it."""
-    if not isinstance(run.engine, Distributed):
-        return
     ranks, (shared, buffers, *facts) = run.engine.ranks, run.state
+    if ranks is None:
+        return
     if ranks.rank == 0:
         for other in range(1, ranks.size):
             ranks.send(other, facts, tree.leaves((shared, buffers)))
@@ -211,12 +208,6 @@ def share(run: Run) -> None:
         shared, buffers = tree.rebuilt((shared, buffers), moved)
         run.state = State(shared, buffers, round, tuple(members), Totals(*totals))
     run.engine.deal()
-
-
-def _keeping(run: Run) -> Any:
-    """The engine, with what only those engines have whose runs can be saved: its name and what
-    its clients keep. Real silos keep it themselves: their states are all None here."""
-    return run.engine
 
 
 def _header(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from fafed import __version__, files
 from fafed.core.records import Record
@@ -19,6 +19,10 @@ from fafed.experiments.record_lines import Lines, read, to_line
 from fafed.experiments.rundir import RunDir, log
 from fafed.experiments.stopping import Stopping
 from fafed.kernels import malloc
+
+if TYPE_CHECKING:  # they bring torch
+    from fafed.engines.ranks import Ranks
+    from fafed.training.loop import Run
 
 OnRecord = Callable[[Record], None]
 
@@ -75,7 +79,7 @@ def execute(
 
 
 def _go_on(
-    run: Any,
+    run: Run,
     experiment: Experiment,
     place: RunDir,
     descriptor: int,
@@ -85,7 +89,7 @@ def _go_on(
 ) -> None:
     """Round after round; what was finished is saved, whatever ends them."""
     written = run.state.round
-    ranks = getattr(run.engine, "ranks", None)  # the others have a part of the state
+    ranks = run.engine.ranks  # the others have a part of the state
     stopping.at_once = lambda: run.underway
     try:
         for record in _until_divergence(run, place):
@@ -98,7 +102,7 @@ def _go_on(
             stopping.saving = False
             if on_record:
                 on_record(record)
-            if leave:
+            if leave and ranks is not None:
                 end_together(ranks)
             if ranks is None:
                 stopping.check()
@@ -112,13 +116,13 @@ def _go_on(
         raise
 
 
-def agreed(run: Any, stopping: Stopping) -> bool:
+def agreed(run: Run, stopping: Stopping) -> bool:
     """After a round on several ranks: whether one of them was asked to stop. Then all do."""
-    ranks = getattr(run.engine, "ranks", None)
+    ranks = run.engine.ranks
     return ranks is not None and ranks.any(stopping.asked is not None)
 
 
-def end_together(ranks: Any) -> NoReturn:
+def end_together(ranks: Ranks) -> NoReturn:
     """Everything is saved. torchrun stops the others when one has ended, so none ends before."""
     ranks.any(True)
     raise KeyboardInterrupt
@@ -225,7 +229,7 @@ def environment(prepared: Any) -> dict[str, Any]:
         "numpy": numpy.__version__,
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
-        "engine": prepared.run.engine.engine,
+        "engine": prepared.run.engine.name,
         "parameters": prepared.objective.x0.numel(),
         "git": _git_revision(),
         "command": [Path(sys.argv[0]).name, *map(without_passwords, sys.argv[1:])],

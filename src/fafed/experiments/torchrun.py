@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from fafed.engines.distributed import Distributed
 from fafed.engines.ranks import Ranks
 from fafed.experiments import checkpoint
 from fafed.experiments.assemble import prepare
@@ -51,7 +50,6 @@ def take_part(ranks: Ranks) -> None:
     experiment, ranks.cure = Experiment.from_dict(plan["experiment"]), plan["cure"]
     workers = plan["workers"] or ranks.workers()
     run = prepare(experiment, plan["engine"], ranks, workers=workers).run
-    assert isinstance(run.engine, Distributed)
     checkpoint.share(run)
     with Stopping() as stopping:
         stopping.at_once = lambda: False  # rank 0 saves after the round, with the help of all

@@ -84,7 +84,7 @@ static void plain_move(void *walk, int64_t at, int64_t count, const real *restri
 }
 
 /* Clients from x to out. Batches are rows of a pool, (clients, steps, b); returns what `wrong` does. */
-int64_t descend(const layer *layers, int32_t n, int64_t clients, int64_t steps, int64_t b, int64_t d,
+int64_t sgd_steps(const layer *layers, int32_t n, int64_t clients, int64_t steps, int64_t b, int64_t d,
                 const double *rates, const real *pool, const int64_t *rows, const int64_t *targets,
                 const real *x, int64_t x_stride, const real *correction, int64_t correction_stride,
                 real *out, real *losses, real *space) {
@@ -145,7 +145,7 @@ static void tracked_move(void *walk, int64_t at, int64_t count, const real *g, c
 
 /* Clients from (x, before, m, v) to out_...; x need not be kept: a stride of 0 is one place for all.
    Either both v and inverse are there, or neither. */
-int64_t track(const layer *layers, int32_t n, int64_t clients, int64_t steps, int64_t b, int64_t d,
+int64_t storm_steps(const layer *layers, int32_t n, int64_t clients, int64_t steps, int64_t b, int64_t d,
               const double *rates, const real *pool, const int64_t *rows, const int64_t *targets,
               const double *keeps, double beta, const real *inverse, const real *x, int64_t x_stride,
               const real *before, int64_t before_stride, const real *m, int64_t m_stride,

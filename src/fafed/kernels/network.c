@@ -7,7 +7,7 @@
    On the way back three of four gradients before a pool are zero. Where a row of a patch with its
    channels last fills a vector, only the others are visited (`sparse`).
 
-   Compiled for this machine on first use by fafed.native; in float32, or in float64 with DOUBLE. */
+   Compiled for this machine on first use by fafed.kernels.build; in float32, or in float64 with DOUBLE. */
 
 #include "network.h"
 

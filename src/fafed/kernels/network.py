@@ -125,28 +125,28 @@ class Network:
         _refuse(wrong, targets)
         return gradient, losses
 
-    def walks(self, pool: Tensor, b: int) -> bool:
+    def takes_steps(self, pool: Tensor, b: int) -> bool:
         """Whether batches of b of these are small enough for `descend` and `track`."""
         _, most = self._layout(pool.shape[1:])
         return b <= most
 
-    def descend(
+    def sgd_steps(
         self, x: Tensor, correction: Tensor, rates: Tensor, inputs: Picked, targets: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The steps of `local_steps.descend` on batches (q, b) -> x and losses (q,). An empty
+        """The steps of `Grad.sgd_steps` on batches (q, b) -> x and losses (q,). An empty
         correction is none."""
 
         def of_all(x: Tensor, correction: Tensor, *batches: Tensor) -> tuple[Tensor, ...]:
             walk = _Walk(self, 1, rates, inputs.pool, *batches)
             x, correction = packed(x), packed(correction)
             out = torch.empty(x.shape, dtype=x.dtype)
-            walk(walk.library.descend, *rows_of(x, correction), out.data_ptr())
+            walk(walk.library.sgd_steps, *rows_of(x, correction), out.data_ptr())
             return out, walk.losses
 
         out, losses = for_all_clients(of_all, x, correction, inputs.rows, targets)
         return out, losses
 
-    def track(
+    def storm_steps(
         self,
         point: tuple[Tensor, Tensor, Tensor, Tensor],
         rates: Tensor,
@@ -158,7 +158,7 @@ class Network:
         *,
         keep_x: bool,
     ) -> tuple[Tensor, ...]:
-        """The steps of `local_steps.track` from (x, before, m, v) -> the same, and losses (q,).
+        """The steps of `Grad.storm_steps` from (x, before, m, v) -> the same, and losses (q,).
         With an empty inverse of A, A is 1 and v is left as it is."""
 
         def of_all(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -170,7 +170,7 @@ class Network:
             if not len(inverse):
                 out[-1], v = v, v[:, :0]
             walk(
-                walk.library.track,
+                walk.library.storm_steps,
                 *(keeps.data_ptr(), beta, *addresses(inverse)),
                 *rows_of(x, before, m, v, end),
                 *addresses(*out),

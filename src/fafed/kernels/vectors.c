@@ -4,7 +4,7 @@
 #include "lanes.h"
 
 /* g + keep (m - old) */
-void corrected(int64_t clients, int64_t d, const real *g, int64_t g_stride, const real *keep,
+void storm_estimate(int64_t clients, int64_t d, const real *g, int64_t g_stride, const real *keep,
                int64_t keep_stride, const real *m, int64_t m_stride, const real *old,
                int64_t old_stride, real *restrict out) {
     for (int64_t i = 0; i < clients; i++) {

@@ -22,13 +22,13 @@ log = logging.getLogger("fafed")
 LARGE = 2**12  # numbers from which on a pass, for some clients, costs more than a call
 
 
-def corrected(g: Tensor, keep: float | Tensor, m: Tensor, old: Tensor) -> Tensor:
+def storm_estimate(g: Tensor, keep: float | Tensor, m: Tensor, old: Tensor) -> Tensor:
     """g + keep * (m - old): the estimate m, moved to where g was taken and old was not."""
     library = _library(g)
     if library is None:
         return step(g, -keep, m - old)
     keep = keep.to(g.dtype) if isinstance(keep, Tensor) else torch.tensor(keep, dtype=g.dtype)
-    return for_all_clients(functools.partial(_corrected, library), g, keep, m, old)[0]
+    return for_all_clients(functools.partial(_storm_estimate, library), g, keep, m, old)[0]
 
 
 def ema_of_squares(v: Tensor, beta: float, g: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ def ema_of_squares(v: Tensor, beta: float, g: Tensor) -> Tensor:
     library = _library(g)
     if library is None:
         return torch.addcmul(beta * v, g, g, value=1 - beta)
-    return for_all_clients(functools.partial(_collected, library, beta), v, g)[0]
+    return for_all_clients(functools.partial(_ema_of_squares, library, beta), v, g)[0]
 
 
 def add(total: Tensor, weights: Tensor, stacked: Tensor) -> None:
@@ -51,16 +51,16 @@ def add(total: Tensor, weights: Tensor, stacked: Tensor) -> None:
 # The same in C, for the vectors of several clients.
 
 
-def _corrected(
+def _storm_estimate(
     library: ctypes.CDLL, g: Tensor, keep: Tensor, m: Tensor, old: Tensor
 ) -> tuple[Tensor]:
     out = torch.empty(g.shape, dtype=g.dtype)
     g, m, old = packed(g), packed(m), packed(old)
-    library.corrected(*out.shape, *rows_of(g, keep, m, old), out.data_ptr())
+    library.storm_estimate(*out.shape, *rows_of(g, keep, m, old), out.data_ptr())
     return (out,)
 
 
-def _collected(library: ctypes.CDLL, beta: float, v: Tensor, g: Tensor) -> tuple[Tensor]:
+def _ema_of_squares(library: ctypes.CDLL, beta: float, v: Tensor, g: Tensor) -> tuple[Tensor]:
     out = torch.empty(g.shape, dtype=g.dtype)
     v, g = packed(v), packed(g)
     library.ema_of_squares(*out.shape, beta, *rows_of(v, g), out.data_ptr())
@@ -96,8 +96,8 @@ def _agrees(library: ctypes.CDLL, dtype: torch.dtype) -> bool:
     keep, weights = torch.randn(2, 2, generator=noise, dtype=torch.float64)
     total = torch.randn(37, generator=noise, dtype=torch.float64)
     want = total + weights @ v.double()
-    (moved,) = _corrected(library, g, keep.to(dtype), m, old)
-    (squares,) = _collected(library, 0.3, v, g)
+    (moved,) = _storm_estimate(library, g, keep.to(dtype), m, old)
+    (squares,) = _ema_of_squares(library, 0.3, v, g)
     _add(library, total, weights, v)
     near = functools.partial(torch.allclose, rtol=1e-5, atol=1e-6)
     return (

@@ -173,7 +173,7 @@ def _made_up(network: Network, like: Tensor) -> tuple[Tensor, Tensor]:
     return inputs, torch.randint(classes, (ROWS,), generator=noise)
 
 
-def of_walks(model: Model, network: Network, batch: Batch) -> str | None:
+def of_steps(model: Model, network: Network, batch: Batch) -> str | None:
     """The steps of kernels/fused_steps.c, by the same gradients one at a time."""
     pool, labels = _made_up(network, batch.data[0])
     rows, targets = torch.arange(4).view(2, 2), labels[:4].view(2, 2)
@@ -189,7 +189,7 @@ def of_walks(model: Model, network: Network, batch: Batch) -> str | None:
         return network.gradient(x, Picked(rows[k], pool), targets[k])[0]
 
     def moved(x: Tensor) -> Values:
-        end, _ = network.descend(x, x[:0], numbers[0], *data)
+        end, _ = network.sgd_steps(x, x[:0], numbers[0], *data)
         return {"steps": parts(end.sub_(x))}
 
     def plainly_moved(x: Tensor) -> Values:
@@ -199,7 +199,7 @@ def of_walks(model: Model, network: Network, batch: Batch) -> str | None:
         return {"steps": parts(end.sub_(x))}
 
     def corrected(x: Tensor) -> Values:
-        end, _ = network.descend(x, 0.3 * x, numbers[0], *data)
+        end, _ = network.sgd_steps(x, 0.3 * x, numbers[0], *data)
         return {"corrected steps": parts(end - x)}
 
     def plainly_corrected(x: Tensor) -> Values:
@@ -213,7 +213,7 @@ def of_walks(model: Model, network: Network, batch: Batch) -> str | None:
         zero = torch.zeros_like(x)
         for name, inverse in (("adaptive steps", 1 + x**2), ("estimated steps", x[:0])):
             point = (x, 0.9 * x, zero, zero)
-            end, before, m, v, _ = network.track(
+            end, before, m, v, _ = network.storm_steps(
                 point, numbers[0], numbers[1], beta, inverse, *data, keep_x=True
             )
             found[name] = parts(end - x, before - x, m, v)

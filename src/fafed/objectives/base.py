@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from fafed.core import tree
 from fafed.core.batch import Batch
 from fafed.errors import ConfigError
+from fafed.kernels.network import Network
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -32,32 +33,17 @@ class Evaluation(NamedTuple):
     memory: Memory
 
 
-class Objective(Protocol):
-    """What an engine needs to know of the thing that is minimised."""
+class Objective(ABC):
+    """A loss of (x, batch), and its gradient by torch's two ways; with weight decay and clipping.
 
-    @property
-    def x0(self) -> Tensor: ...
-    @property
-    def sizes(self) -> tuple[int, ...]: ...  # of each parameter tensor, in the order of x
+    A subclass brings `_loss`. What follows describes one without a module.
+    """
 
-    def start(self) -> Memory:
-        """The memory of a client before its first evaluation."""
-
-    def hidden_like(self) -> Any:
-        """Something of the shape of a carried recurrent state."""
-
-    def evaluate(self, x: Tensor, batch: Batch, memory: Memory, *, engine: str) -> Evaluation:
-        """Gradient and loss at x, in the way of an engine: by torch's graphs for `loop`, by
-        torch.func, which vmap can see through, for `vmap`, in C for `native`."""
-
-    def counts(self, data: Any, leading: int = 0) -> Tensor | None:
-        """Whether a batch has a loss at all, which it has not if its labels are all ignored: then
-        the gradient is zero, but for weight decay. With leading dimensions, of each of several
-        batches. None: all have one."""
-
-
-class _Differentiable(ABC):
-    """Gradients of `_loss` by either of torch's two ways, with weight decay and clipping."""
+    x0: Tensor
+    sizes: tuple[int, ...]  # of each parameter tensor, in the order of x
+    fused: bool = False  # a module computes its loss itself
+    network: Network | None = None  # the same in C
+    not_native: str = "there is no module to recognise"  # why there is no network
 
     def __init__(self, clip: float | None, weight_decay: float) -> None:
         if clip is not None and not clip > 0:
@@ -67,27 +53,61 @@ class _Differentiable(ABC):
         self.clip = clip
         self.weight_decay = weight_decay
 
+    @property
+    def shapes(self) -> Sequence[Sequence[int]]:
+        """Of each parameter tensor."""
+        return [(size,) for size in self.sizes]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which the loss is computed."""
+        return self.x0.dtype
+
     @abstractmethod
     def _loss(self, x: Tensor, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]: ...
 
+    def start(self) -> Memory:
+        """The memory of a client before its first evaluation."""
+        return Memory()
+
+    def hidden_like(self) -> Any:
+        """Something of the shape of a carried recurrent state."""
+        return ()
+
     def counts(self, data: Any, leading: int = 0) -> Tensor | None:
+        """Whether a batch has a loss at all, which it has not if its labels are all ignored: then
+        the gradient is zero, but for weight decay. With leading dimensions, of each of several
+        batches. None: all have one."""
         return None
 
-    def evaluate(self, x: Tensor, batch: Batch, memory: Memory, *, engine: str) -> Evaluation:
-        if engine != "loop":
-            of_x = torch.func.grad_and_value(self._loss, has_aux=True)
-            g, (loss, memory) = of_x(x, batch, memory)
-            if (counts := self.counts(batch.data)) is not None:
-                g = torch.where(counts, g, 0.0)
-        else:
-            x = x.detach().requires_grad_()
-            with torch.enable_grad():
-                loss, memory = self._loss(x, batch, memory)
-                (g,) = torch.autograd.grad(loss, x)
-            loss, memory = loss.detach(), tree.map(Tensor.detach, memory)
-            if (counts := self.counts(batch.data)) is not None and not counts:
-                g = torch.zeros_like(g)
+    # Gradient and loss at x: one method for each back end.
+
+    def evaluate(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
+        """By torch's graphs."""
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            loss, memory = self._loss(x, batch, memory)
+            (g,) = torch.autograd.grad(loss, x)
+        if (counts := self.counts(batch.data)) is not None and not counts:
+            g = torch.zeros_like(g)
+        memory = tree.map(Tensor.detach, memory)
+        return Evaluation(self._changed(g, x), loss.detach(), memory)
+
+    def evaluate_functional(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
+        """By torch.func, which vmap can see through."""
+        of_x = torch.func.grad_and_value(self._loss, has_aux=True)
+        g, (loss, memory) = of_x(x, batch, memory)
+        if (counts := self.counts(batch.data)) is not None:
+            g = torch.where(counts, g, 0.0)
         return Evaluation(self._changed(g, x), loss, memory)
+
+    def evaluate_native(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
+        """In C, where there is a network."""
+        return self.evaluate_functional(x, batch, memory)
+
+    def network_for_steps(self, data: Any) -> Network | None:
+        """The network, if whole local steps on such batches can be made in C: (q, b, ...)."""
+        return None
 
     def _changed(self, g: Tensor, x: Tensor) -> Tensor:
         if self.weight_decay:

@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from fafed.core.batch import Batch
-from fafed.objectives.base import Memory, _Differentiable
+from fafed.objectives.base import Memory, Objective
 
 
-class Function(_Differentiable):
+class Function(Objective):
     """A function f(x, data) -> scalar of the vector itself, for problems without a module."""
 
     def __init__(
@@ -26,12 +26,6 @@ class Function(_Differentiable):
         self.f = f
         self.x0 = x0
         self.sizes = (x0.numel(),)
-
-    def start(self) -> Memory:
-        return Memory()
-
-    def hidden_like(self) -> Any:
-        return ()
 
     def _loss(self, x: Tensor, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]:
         return self.f(x, batch.data), memory

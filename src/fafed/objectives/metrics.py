@@ -1,6 +1,7 @@
 """Metrics for `fafed.train(metrics=...)`: (outputs, targets) -> mean over the examples.
 
-A metric with a parameter `ignore_index` is a mean over the other labels (`fafed.objectives.labels`).
+A metric with a parameter `ignore_index` is a mean over the other labels
+(`fafed.objectives.labels`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import copy
 import inspect
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from fafed.kernels import build
 from fafed.kernels.network import Network, recognised
 from fafed.kernels.vmap_bridge import wrapped
 from fafed.objectives import agreement
-from fafed.objectives.base import Evaluation, Loss, Memory, Metric, _Differentiable
+from fafed.objectives.base import Evaluation, Loss, Memory, Metric, Objective
 from fafed.objectives.labels import Averaged, averaged
 
 log = logging.getLogger("fafed")
@@ -36,7 +36,7 @@ _GENERATOR = threading.Lock()
 _METRICS = threading.Lock()  # people's own metrics may count as they go
 
 
-class Model(_Differentiable):
+class Model(Objective):
     """An nn.Module and a loss of (outputs, targets).
 
     A batch is (inputs..., targets). A module with a method `initial_state(batch_size)` is
@@ -72,13 +72,13 @@ class Model(_Differentiable):
                 f"{type(module).__name__} mixes parameter types {sorted(map(str, kinds))}: "
                 "use one, for example model.float()"
             )
-        self.dtype = kinds.pop()
-        if not self.dtype.is_floating_point:
+        self._dtype = kinds.pop()
+        if not self._dtype.is_floating_point:
             raise ConfigError(
-                f"{type(module).__name__} has {self.dtype} parameters; float types are supported"
+                f"{type(module).__name__} has {self._dtype} parameters; float types are supported"
             )
         self.names = tuple(trainable)
-        self.shapes = tuple(p.shape for p in trainable.values())
+        self._shapes = tuple(p.shape for p in trainable.values())
         self.sizes = tuple(p.numel() for p in trainable.values())
         self.buffer_names = tuple(n for n, _ in self.module.named_buffers())
         self.aliases = _aliases(self.module, {*self.names, *self.buffer_names})
@@ -92,12 +92,20 @@ class Model(_Differentiable):
         self.classes: int | None = None  # likewise; None if targets are no class numbers
         self.channels_last = False  # likewise
         self.network: Network | None = None  # likewise
-        self.walks = False  # likewise: whether it makes whole local steps
+        self.steps_in_c = False  # likewise: whether it makes whole local steps
         self.not_native = "the model is not one of the plain small networks that are written in C"
 
-    def evaluate(self, x: Tensor, batch: Batch, memory: Memory, *, engine: str) -> Evaluation:
-        if engine != "native" or self.network is None:
-            return super().evaluate(x, batch, memory, engine=engine)
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+    @property
+    def shapes(self) -> Sequence[Sequence[int]]:
+        return self._shapes
+
+    def evaluate_native(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
+        if self.network is None:
+            return super().evaluate_native(x, batch, memory)
         g, loss = self.network.gradient(x, *batch.data)
         return Evaluation(self._changed(g, x), loss, memory)
 
@@ -105,12 +113,14 @@ class Model(_Differentiable):
         weight = self.averaged.weight(data[-1], leading)
         return None if weight is None else weight > 0
 
-    def walker(self, data: Any) -> Network | None:
-        """The network, if whole local steps on such batches can be made in C: (q, b, ...)."""
-        if self.network is None or not self.walks or self.clip is not None or self.weight_decay:
+    def network_for_steps(self, data: Any) -> Network | None:
+        plain = self.clip is None and not self.weight_decay
+        if self.network is None or not (self.steps_in_c and plain):
             return None
         inputs, targets = data
-        fits = isinstance(inputs, Picked) and self.network.walks(inputs.pool, targets.shape[1])
+        if not isinstance(inputs, Picked):
+            return None
+        fits = self.network.takes_steps(inputs.pool, targets.shape[1])
         return self.network if fits else None
 
     def start(self) -> Memory:
@@ -174,8 +184,8 @@ class Model(_Differentiable):
             why = agreement.of_network(self, known, batch)
             if self._agrees("its network in C", why):
                 self.network = known
-                why = agreement.of_walks(self, known, batch)
-                self.walks = self._agrees("its local steps in C", why)
+                why = agreement.of_steps(self, known, batch)
+                self.steps_in_c = self._agrees("its local steps in C", why)
             else:
                 self.not_native = f"its network in C does not compute what torch does ({why})"
 

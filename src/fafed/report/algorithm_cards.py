@@ -159,10 +159,10 @@ class _Slopes(Function):
         self.first = slopes[0]
         self.seen: list[Tensor] = []
 
-    def evaluate(self, x: Tensor, batch: Batch, memory: Memory, *, engine: str) -> Evaluation:
+    def evaluate(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
         if torch.equal(batch.data[0][0], self.first):
             self.seen.append(x.detach())
-        return super().evaluate(x, batch, memory, engine=engine)
+        return super().evaluate(x, batch, memory)
 
 
 def _adapts(algorithm: Algorithm, d: int = 3) -> str:

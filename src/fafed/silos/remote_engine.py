@@ -17,7 +17,9 @@ from torch import Tensor
 from fafed.core import tree
 from fafed.core.algorithm import Algorithm, Exchange
 from fafed.core.batch import Batch
-from fafed.engines.base import Counts, NotFinite, Reply, StateLost
+from fafed.core.gradient import zero_grad
+from fafed.engines.base import Counts, Engine, NotFinite, Reply, Snapshot, StateLost
+from fafed.objectives.base import Objective
 from fafed.silos import memory, messages
 from fafed.silos.bounds import Bounds, Guard
 from fafed.silos.messages import Content, ExchangeId, Message, Refused, Shapes
@@ -34,15 +36,16 @@ class Given(NamedTuple):
     samples: int
 
 
-class Silos:
-    """Clients that are silos, each with its own data and disk."""
+NAME = "silos"
 
-    engine = "silos"
+
+class Silos(Engine):
+    """Clients that are silos, each with its own data and disk."""
 
     def __init__(
         self,
         algorithm: Algorithm,
-        objective: Any,
+        objective: Objective,
         mailbox: Mailbox,
         *,
         run: str,
@@ -53,7 +56,7 @@ class Silos:
         bounds: Bounds | None = None,
     ) -> None:
         self.algorithm = algorithm
-        self.objective = objective
+        self._objective = objective
         self.mailbox = mailbox
         self.federation = mailbox.federation
         self.run = run
@@ -62,7 +65,6 @@ class Silos:
         self.units = units
         self.epoch_steps = epoch_steps
         self.counted: dict[int, list[Any]] = {}  # client -> the state that counts: its tag
-        self.states: list[None] = [None] * len(self.weights)  # they stay with the silos
         self.guard = Guard(bounds or Bounds())
         self.lost: dict[int, int] = {}  # client -> the round in which it last lost its state
         self.cache: dict[Any, Any] = {}  # shapes that were seen before
@@ -74,13 +76,21 @@ class Silos:
         return len(self.weights)
 
     @property
-    def memo(self) -> dict[str, Any]:
-        """What a checkpoint must know: a silo's state counts only if its answer did."""
-        return {str(client): tag for client, tag in self.counted.items()}
+    def name(self) -> str:
+        return NAME
 
-    @memo.setter
-    def memo(self, memo: Mapping[str, Any]) -> None:
-        self.counted = {int(client): list(tag) for client, tag in memo.items()}
+    @property
+    def objective(self) -> Objective:
+        return self._objective
+
+    def snapshot(self) -> Snapshot:
+        """States stay with the silos. A silo's state counts only if its answer did: the notes say
+        which one does."""
+        notes = {str(client): tag for client, tag in self.counted.items()}
+        return Snapshot([None] * self.population, notes)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        self.counted = {int(client): list(tag) for client, tag in snapshot.notes.items()}
 
     def commit(self) -> None:
         self.counted |= self.pending
@@ -276,7 +286,7 @@ class Silos:
             local = tree.map(lambda leaf: torch.zeros_like(leaf, device=device), self.ghost)
         else:
             local = self.algorithm.join(down.x)
-        return exchange.client(lambda x, _: torch.zeros_like(x), down, local, _Nothing())
+        return exchange.client(zero_grad, down, local, _Nothing())
 
     def _enough(self, n: int, when: str) -> None:
         if n < self.federation.min_silos:

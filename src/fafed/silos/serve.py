@@ -21,6 +21,7 @@ from fafed.silos import memory, messages
 from fafed.silos.audit import Audit, logged
 from fafed.silos.bounds import Bounds, Guard
 from fafed.silos.messages import EMPTY, ExchangeId, Refused
+from fafed.silos.remote_engine import NAME as ENGINE_NAME
 from fafed.silos.remote_engine import Silos
 from fafed.silos.server import FederationConfig, Mailbox, TooFew, Transport, log
 from fafed.silos.site import check_server
@@ -55,7 +56,7 @@ def serve(
     mailbox = Mailbox(transport, federation, Audit(place.path / "audit.jsonl", "server"))
 
     def prepare(experiment: Experiment, engine: str | None) -> Prepared:
-        if engine not in (None, Silos.engine):
+        if engine not in (None, ENGINE_NAME):
             raise ConfigError(
                 f"{place.path} was begun on the engine {engine!r}: resume it there, or give the "
                 "run over silos another folder"

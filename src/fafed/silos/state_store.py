@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fafed import files
 from fafed.core import tree
-from fafed.engines.client import ClientState
+from fafed.engines.base import ClientState
 from fafed.errors import FafedError
 from fafed.silos import messages, payload
 from fafed.silos.messages import ExchangeId, Message, Refused
@@ -63,7 +63,7 @@ class Store:
             raise Lost(f"there is no state of round {place.round}") from None
         except (OSError, struct.error, Refused, IndexError, TypeError) as cause:
             raise Lost(f"the state of round {place.round} cannot be used: {cause}") from cause
-        return tree.unflatten(like, found.tensors)  # type: ignore[no-any-return]
+        return tree.unflatten(like, found.tensors)
 
     def _path(self, place: ExchangeId) -> Path:
         return self.folder / f"round-{place.round:07d}-{place.attempt}.state"

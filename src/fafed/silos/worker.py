@@ -22,11 +22,12 @@ from fafed.core import tree
 from fafed.core.algorithm import Algorithm, Exchange, exchanges_of_round
 from fafed.data.checks import check_labels
 from fafed.data.sources.examples import ClientBatches, Source
-from fafed.engines.base import NotFinite
-from fafed.engines.client import ClientState, check, visit
+from fafed.engines.base import ClientState, NotFinite
+from fafed.engines.client import Oracle, check, visit
 from fafed.errors import FafedError
 from fafed.experiments import assemble
 from fafed.experiments.config import Experiment
+from fafed.objectives.base import Memory
 from fafed.objectives.module import Model
 from fafed.silos import memory, messages, payload
 from fafed.silos.audit import Audit, logged
@@ -169,7 +170,8 @@ class Worker:
             self.budget.spend(place.run, looks, self.site.limits)
         draws = tree.map(lambda leaf: leaf.to(device), draws)
         batches = ClientBatches(part.source.gather, draws)
-        done = visit(part.goal, exchange, down, buffers, state, batches)
+        oracle = Oracle(part.goal, Memory(buffers, state.hidden))
+        done = visit(oracle, exchange, down, state.local, batches)
         check(client, done.loss, done.message)
         if keeps:
             store.save(place, done.state, base)

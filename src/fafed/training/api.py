@@ -17,7 +17,6 @@ from fafed.core.algorithm import Algorithm
 from fafed.core.records import History
 from fafed.data.checks import check_measured
 from fafed.data.sources.examples import BatchSize, as_tensors, examples_of
-from fafed.engines.simulation import Simulation
 from fafed.errors import ConfigError
 from fafed.objectives import module as objectives
 from fafed.objectives.base import Loss, Metric
@@ -73,7 +72,7 @@ def train(
     output: "last", "random_round" (what theorems speak of), or "best_val" (lowest validation loss).
     engine: "loop", "vmap", "native" (in C), or "auto"; the results agree up to rounding.
     weights: "uniform", "examples" (by the amount of data), or a number per client.
-    participation, failure: see `fafed.cohort.Cohort`.
+    participation, failure: see `fafed.training.cohort.Cohort`.
     opening_batch_size: the batch of the first estimate (FAFED, STEM); local_steps * batch_size.
     clip, weight_decay: of each gradient: bound on its norm, and multiple of x added to it.
     workers: threads that clients, and batches to measure on, are shared among, one per core if
@@ -130,10 +129,9 @@ def train(
     except Diverged as error:
         error.history = history
         raise
-    assert isinstance(run.engine, Simulation)
     return Result(
         model=objective.predict(chosen.shared.x, chosen.buffers),
         x=chosen.shared.x,
         history=history,
-        engine=run.engine.engine,
+        engine=run.engine.name,
     )

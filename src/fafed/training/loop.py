@@ -130,7 +130,7 @@ class Run:
         invited = self.cohort.invited(number)
         clients = self.cohort.answering(number, invited)
         for _ in range(2 * len(invited) + 1):  # who is lost twice is left out
-            self.underway = getattr(self.engine, "undoes", True)
+            self.underway = self.engine.undoes
             try:
                 return self._attempt(began, invited, clients)
             except _RetryRound as again:

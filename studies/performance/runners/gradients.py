@@ -42,32 +42,35 @@ def plain(task: Task) -> Work:
 
 def ours(folder: Path) -> Work:
     from fafed.core.batch import Batch
-    from fafed.data.sources.examples import draw_stacked
+    from fafed.engines.simulation import Simulation
     from studies.performance.runners.ours import Ours
 
     mine = Ours(folder, "fedavg", 1)
     run = mine.start(1, 1)  # this also lets the objective inspect the model
     engine, source, objective = run.engine, mine.source(), mine.objective
-    groups = engine._groups(range(mine.task.clients))  # type: ignore[attr-defined]
+    assert isinstance(engine, Simulation)
+    groups = engine.backend.groups(range(mine.task.clients), engine.kept)
     size = max(map(len, groups))
     groups = [group for group in groups if len(group) == size]
     batches = []
     for i in range(DIFFERENT):
-        rows, keys, fresh = draw_stacked(source, ("round",), groups[i % len(groups)], 0, 1).round
+        rows, keys, fresh = source.draw_stacked(("round",), groups[i % len(groups)], 0, 1).round
         batches.append((source.gather(rows[:, 0]), keys[:, 0], fresh[:, 0]))
     memory = objective.start()
-    way = engine.engine  # type: ignore[attr-defined]
-    if way == "loop":
+    if engine.name == "loop":
 
         def one(i: int) -> object:
             data, keys, fresh = batches[i % DIFFERENT]
             batch = Batch(tuple(part[0] for part in data), keys[0], fresh[0])
-            return objective.evaluate(objective.x0, batch, memory, engine="loop")
+            return objective.evaluate(objective.x0, batch, memory)
 
         return Work(one, 1)
 
+    native = engine.name == "native"
+    way = objective.evaluate_native if native else objective.evaluate_functional
+
     def client(x, data, key, fresh):  # type: ignore[no-untyped-def]
-        return objective.evaluate(x, Batch(data, key, fresh), memory, engine=way).gradient
+        return way(x, Batch(data, key, fresh), memory).gradient
 
     def group(i: int) -> object:
         data, keys, fresh = batches[i % DIFFERENT]

@@ -69,7 +69,7 @@ def run(folder: Path, answer: Path, began: float, algorithm: str, workers: int) 
     for _ in range(ours.task.rounds):
         training.round()
         clock.lap()
-    clock.answer(answer, training.state.shared.x, engine=training.engine.engine)  # type: ignore[attr-defined]
+    clock.answer(answer, training.state.shared.x, engine=training.engine.name)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ repeats them within a batch.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -43,40 +44,47 @@ class Draws(NamedTuple):
     full: Any
 
 
-class Source(Protocol):
+class Source(ABC):
     """The clients' data, as an engine sees it."""
 
     examples: tuple[int, ...]  # per client
 
     @property
+    @abstractmethod
     def units(self) -> int | None:
         """Examples in a step's batch, the unit of gradient work; None if the whole shard."""
 
-    def draw(self, kinds: Sequence[Draw], client: int, step: int, steps: int) -> Draws:
-        """Local steps `step`+1 .. `step`+`steps` of one client."""
-
     @property
+    @abstractmethod
     def epoch_steps(self) -> int:
         """Local steps in one pass over a client's data."""
 
+    @abstractmethod
+    def draw(self, kinds: Sequence[Draw], client: int, step: int, steps: int) -> Draws:
+        """Local steps `step`+1 .. `step`+`steps` of one client."""
+
+    def draw_stacked(
+        self, kinds: Sequence[Draw], clients: Sequence[int], step: int, steps: int
+    ) -> Draws:
+        """The draws of several clients, where they are stackable; a source may have a faster
+        way."""
+        return tree.stack([self.draw(kinds, c, step, steps) for c in clients])
+
+    @abstractmethod
     def stackable(self, kinds: Sequence[Draw]) -> bool:
         """Whether these draws have the same shape for all clients."""
 
+    @abstractmethod
     def gather(self, rows: Tensor) -> Any:
         """The data of these rows; runs under vmap."""
 
+    def pick(self, rows: Tensor) -> Any:
+        """The same for a back end that can gather inputs by itself, from a `Picked`."""
+        return self.gather(rows)
+
+    @abstractmethod
     def to(self, device: torch.device, dtype: torch.dtype) -> Source:
         """On this device, floating-point data in this type."""
-
-
-def draw_stacked(
-    source: Source, kinds: Sequence[Draw], clients: Sequence[int], step: int, steps: int
-) -> Draws:
-    """The draws of several clients, where they are stackable; a source may have a faster way."""
-    at_once = getattr(source, "draw_stacked", None)
-    if at_once is not None:
-        return at_once(kinds, clients, step, steps)  # type: ignore[no-any-return]
-    return tree.stack([source.draw(kinds, c, step, steps) for c in clients])  # type: ignore[no-any-return]
 
 
 class ClientBatches:
@@ -109,7 +117,7 @@ class ClientBatches:
         return Batch(self.gather(drawn.rows[k]), drawn.key[k], drawn.fresh[k])
 
 
-class Examples:
+class Examples(Source):
     """Independent examples: a pool of tensors and, for each client, the rows that are its own."""
 
     def __init__(
@@ -159,7 +167,6 @@ class Examples:
         return tree.map(lambda leaf: _rows(leaf, rows), self.pool)
 
     def pick(self, rows: Tensor) -> Any:
-        """The same for an engine that gathers inputs by itself."""
         inputs, *rest = self.pool
         return Picked(rows, inputs), *(_rows(leaf, rows) for leaf in rest)
 
@@ -168,7 +175,7 @@ class Examples:
         return len(set(self.examples)) == 1 or all(sizes[kind] != "full" for kind in kinds)
 
     def draw(self, kinds: Sequence[Draw], client: int, step: int, steps: int) -> Draws:
-        return tree.take(self.draw_stacked(kinds, [client], step, steps), 0)  # type: ignore[no-any-return]
+        return tree.take(self.draw_stacked(kinds, [client], step, steps), 0)
 
     def draw_stacked(
         self, kinds: Sequence[Draw], clients: Sequence[int], step: int, steps: int

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from fafed.core import randomness
 from fafed.core.batch import Batch, Draw
-from fafed.data.sources.examples import Drawn, Draws
+from fafed.data.sources.examples import Drawn, Draws, Source
 from fafed.errors import ConfigError
 
 
-class Streams:
+class Streams(Source):
     """A `Source` of contiguous text."""
 
     def __init__(

@@ -1,0 +1,88 @@
+"""The gradient that an algorithm asks for, and runs of local steps that are made with it.
+
+The steps here are the plain ones, one batch after another. A back end may replace them by faster
+ones that give the same numbers up to rounding (engines/backends/native.py).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fafed.core.batch import Batch, Batches
+from fafed.core.vectors import scaled_step, step
+
+Rates = Sequence[float | Tensor]  # one for each step
+
+
+class StormPoint(NamedTuple):
+    """Where steps that keep an estimate of the gradient stand."""
+
+    x: Tensor
+    before: Tensor  # the point before x
+    m: Tensor  # the estimate
+    v: Tensor  # the second moment
+
+
+class StormSettings(NamedTuple):
+    """What those steps need to know."""
+
+    rates: Rates
+    keeps: Rates  # how much of the estimate's error is kept
+    beta: float
+    A: Tensor | float  # the scale: a vector, or 1, and then nothing is collected in v
+
+
+class Grad(ABC):
+    """The gradient of one client's objective at x on a batch."""
+
+    @abstractmethod
+    def __call__(self, x: Tensor, batch: Batch) -> Tensor: ...
+
+    def sgd_steps(
+        self, x: Tensor, rates: Rates, batches: Batches, correction: Tensor | None = None
+    ) -> Tensor:
+        """x <- x - rate (g(x) + correction), once for each batch."""
+        for rate, batch in zip(rates, batches, strict=True):
+            g = self(x, batch)
+            x = step(x, rate, g if correction is None else g + correction)
+        return x
+
+    def storm_steps(
+        self, start: StormPoint, settings: StormSettings, batches: Batches, *, keep_x: bool
+    ) -> StormPoint:
+        """The local steps of FAFED (algorithms/fafed.py), once for each batch. Unless it is to be
+        kept, the last x may be empty."""
+        x, before, m, v = start
+        rates, keeps, beta, A = settings
+        for rate, keep, batch in zip(rates, keeps, batches, strict=True):
+            g = self(x, batch)
+            m = self.storm_estimate(g, keep, m, self(before, batch))
+            v = self.ema_of_squares(v, beta, g) if isinstance(A, Tensor) else v
+            before, x = x, scaled_step(x, rate, m, A)
+        return StormPoint(x, before, m, v)
+
+    def storm_estimate(self, g: Tensor, keep: float | Tensor, m: Tensor, old: Tensor) -> Tensor:
+        """g + keep (m - old): the estimate m, moved to where g was taken and old was not."""
+        return step(g, -keep, m - old)
+
+    def ema_of_squares(self, v: Tensor, beta: float, g: Tensor) -> Tensor:
+        """beta v + (1 - beta) g^2."""
+        return torch.addcmul(beta * v, g, g, value=1 - beta)
+
+
+class PlainGrad(Grad):
+    """A function of (x, batch) as a gradient."""
+
+    def __init__(self, function: Callable[[Tensor, Batch], Tensor]) -> None:
+        self.function = function
+
+    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
+        return self.function(x, batch)
+
+
+zero_grad = PlainGrad(lambda x, batch: torch.zeros_like(x))  # to see what a message looks like

@@ -1,0 +1,51 @@
+"""One client after another, by torch's graphs: works for every model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fafed.core.algorithm import Exchange
+from fafed.data.sources.examples import ClientBatches
+from fafed.engines.backends.base import Backend, Found
+from fafed.engines.client import Oracle, check, visit
+from fafed.engines.states import ClientStates, Row
+from fafed.objectives.base import Memory
+
+
+class Loop(Backend):
+    name = "loop"
+
+    def check(self) -> None:
+        """It runs everything."""
+
+    def groups(self, clients: Sequence[int], states: ClientStates) -> list[list[int]]:
+        return [[client] for client in clients]
+
+    def work(
+        self,
+        exchange: Exchange,
+        down: Any,
+        buffers: tuple[Tensor, ...],
+        group: Sequence[int],
+        step: int,
+        states: ClientStates,
+    ) -> Found:
+        (client,) = group
+        _, objective, source, weights, steps = self.task
+        batches = ClientBatches(source.gather, source.draw(exchange.draw, client, step, steps))
+        state = states.of_client(client, down.x)
+        oracle = Oracle(objective, Memory(buffers, state.hidden))
+        found = visit(oracle, exchange, down, state.local, batches)
+        check(client, found.loss, found.message)
+        return Found(
+            {client: Row(found.state)},
+            None,
+            (found.message, found.buffers),
+            weights[client] * float(found.loss),
+            found.evaluations,
+            found.samples,
+            [] if found.has_loss else [client],
+        )
