@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
+
+from fafed.core.hyper import between, hyper
+
+
+def server_momentum(note: str = "0 in the paper") -> Any:
+    """The hyper-parameter of that name."""
+    about = f"how much of its last move the server adds to the next; {note}"
+    return hyper(0.0, between(0, 1), f"{about}. With more of it, a smaller eta")
 
 
 def add_server_momentum(x: Tensor, old: Tensor, last: Tensor, mu: float) -> tuple[Tensor, Tensor]:
-    """Momentum on the server: its move from `old` to x, and mu times its last one on top; where
-    that leads, and the whole move. Without mu nothing is kept."""
+    """The server has moved from `old` to x: add mu times its last move. Returns where that leads,
+    and the whole move. Without mu nothing is kept."""
     if not mu:
         return x, last
     x = x + mu * last

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fafed.algorithms._wire import FULL_CURE, wire
 from fafed.core.algorithm import Algorithm, RoundInfo
 from fafed.core.batch import Batches
 from fafed.core.gradient import Grad
@@ -61,9 +62,7 @@ class DOMO(Algorithm):
     fusion: str = hyper(
         "pre", one_of("pre", "intra"), "clients move along m before their steps, or in each"
     )
-    wire: str = hyper(
-        "compact", one_of("compact", "full"), "compact derives m instead of sending it"
-    )
+    wire: str = wire("compact derives m instead of sending it")
 
     @property
     def compact(self) -> bool:
@@ -72,6 +71,10 @@ class DOMO(Algorithm):
     @property
     def requires_all_clients(self) -> bool:
         return self.compact
+
+    @property
+    def absence_cure(self) -> str:
+        return FULL_CURE
 
     def init(self, x: Tensor) -> Shared:
         return Shared(x, torch.zeros_like(x))

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from fafed.algorithms._momentum import add_server_momentum
+from fafed.algorithms._momentum import add_server_momentum, server_momentum
 from fafed.core.algorithm import Algorithm, Exchange, RoundInfo, counter
 from fafed.core.batch import Batches
 from fafed.core.gradient import Grad, StormPoint, StormSettings
@@ -118,12 +118,7 @@ class FAFED(Algorithm):
         Rule("32 or 8", lambda v: v in (32, 8)),
         "a number of v on its way up: as it is, or rounded to a power of 2^(1/4)",
     )
-    server_momentum: float = hyper(
-        0.0,
-        between(0, 1),
-        "how much of its last move the server adds to the next; 0 in the paper. With more of it, a "
-        "smaller eta",
-    )
+    server_momentum: float = server_momentum()
     blocks: tuple[int, ...] = hyper(
         (),
         Rule("positive sizes", lambda v: isinstance(v, tuple) and all(n > 0 for n in v)),

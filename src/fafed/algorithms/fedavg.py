@@ -18,11 +18,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fafed.algorithms._momentum import add_server_momentum
+from fafed.algorithms._momentum import add_server_momentum, server_momentum
 from fafed.core.algorithm import Algorithm, RoundInfo, counter
 from fafed.core.batch import Batches
 from fafed.core.gradient import Grad
-from fafed.core.hyper import above, between, hyper
+from fafed.core.hyper import above, hyper
 from fafed.core.schedules import Rate, along
 
 
@@ -52,12 +52,7 @@ class FedAvg(Algorithm):
 
     eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
     eta_g: float = hyper(1.0, above(0), "the server's step size")
-    server_momentum: float = hyper(
-        0.0,
-        between(0, 1),
-        "how much of its last move the server adds to the next: above 0 this is FedAvgM. With more "
-        "of it, a smaller eta",
-    )
+    server_momentum: float = server_momentum("above 0 this is FedAvgM")
 
     def init(self, x: Tensor) -> Shared:
         last = torch.zeros_like(x) if self.server_momentum else x.new_empty(0)

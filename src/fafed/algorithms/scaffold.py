@@ -21,11 +21,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fafed.algorithms._momentum import add_server_momentum
+from fafed.algorithms._momentum import add_server_momentum, server_momentum
+from fafed.algorithms._wire import FULL_CURE, wire
 from fafed.core.algorithm import Algorithm, Exchange, RoundInfo, counter
 from fafed.core.batch import Batches, Draw
 from fafed.core.gradient import Grad
-from fafed.core.hyper import above, between, hyper, one_of
+from fafed.core.hyper import above, hyper, one_of
 from fafed.core.schedules import Rate, along
 from fafed.errors import ConfigError
 
@@ -65,19 +66,12 @@ class SCAFFOLD(Algorithm):
 
     eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
     eta_g: float = hyper(1.0, above(0), "the server's step size")
-    server_momentum: float = hyper(
-        0.0,
-        between(0, 1),
-        "how much of its last move the server adds to the next; 0 in the paper, else wire='full'. "
-        "With more of it, a smaller eta",
-    )
+    server_momentum: float = server_momentum("0 in the paper, else wire='full'")
     control: str = hyper(
         "drift", one_of("drift", "full", "batch"), "how c_i is renewed (option II, option I)"
     )
-    wire: str = hyper(
-        "compact",
-        one_of("compact", "full"),
-        "compact derives c instead of sending it; it needs control='drift' and everyone",
+    wire: str = wire(
+        "compact derives c instead of sending it; it needs control='drift' and all clients"
     )
 
     def __post_init__(self) -> None:
@@ -100,6 +94,10 @@ class SCAFFOLD(Algorithm):
     @property
     def requires_all_clients(self) -> bool:
         return self.compact
+
+    @property
+    def absence_cure(self) -> str:
+        return FULL_CURE
 
     def init(self, x: Tensor) -> Shared:
         zero = torch.zeros_like(x)

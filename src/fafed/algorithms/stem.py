@@ -17,6 +17,7 @@ from functools import cached_property
 
 from torch import Tensor
 
+from fafed.algorithms._momentum import server_momentum
 from fafed.algorithms.fafed import FAFED, Down, Local, Message, Shared
 from fafed.core.algorithm import Algorithm, Exchange, RoundInfo
 from fafed.core.batch import Batches
@@ -41,12 +42,7 @@ class STEM(Algorithm):
         between(0, 1, schedule=True),
         "the share of new information in d: 1 is plain local SGD, small values remove drift",
     )
-    server_momentum: float = hyper(
-        0.0,
-        between(0, 1),
-        "how much of its last move the server adds to the next; 0 in the paper. With more of it, a "
-        "smaller eta",
-    )
+    server_momentum: float = server_momentum()
     old_grad_scale: float = hyper(
         1.0,
         at_least(0),

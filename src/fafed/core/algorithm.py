@@ -81,6 +81,11 @@ class Algorithm(ABC):
         return False
 
     @property
+    def absence_cure(self) -> str:
+        """The setting that lets clients be absent, if there is one: "wire='full'"."""
+        return ""
+
+    @property
     def population(self) -> int | None:
         """How many clients there must be; None if any number will do."""
         return None

@@ -115,7 +115,7 @@ class Run:
                 f"{algorithm} needs every client in every round, but participation="
                 f"{self.cohort.participation!r} and failure={self.cohort.failure!r}: use all "
                 "clients"
-                + (", or wire='full'" if hasattr(algorithm, "wire") else "")
+                + (f", or {algorithm.absence_cure}" if algorithm.absence_cure else "")
                 + ", or another algorithm"
             )
 
@@ -213,7 +213,8 @@ class Run:
         return _RetryRound(clients)
 
     def _without_everyone(self) -> str:
-        return " (wire='full' does without)" if hasattr(self.algorithm, "wire") else ""
+        cure = self.algorithm.absence_cure
+        return f" ({cure} does without)" if cure else ""
 
     def _regrouped(self, shared: Any, number: int) -> Any:
         new = self.algorithm.regroup(shared)

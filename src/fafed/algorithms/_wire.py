@@ -1,0 +1,14 @@
+"""What travels: vectors that a client could derive by itself, or not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fafed.core.hyper import hyper, one_of
+
+FULL_CURE = "wire='full'"  # with it, clients may be absent
+
+
+def wire(about: str) -> Any:
+    """The hyper-parameter of that name."""
+    return hyper("compact", one_of("compact", "full"), about)
