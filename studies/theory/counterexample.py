@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fafed.algorithms import FAFED, FedAvg, NaiveAdaptiveFedAvg
 from fafed.algorithms.naive import Local
-from fafed.core.algorithm import Algorithm
+from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.schedules import TheoryMomentum, TheoryStep
 from fafed.report.numbers import listing
 from studies.theory.findings import Claim, Finding, Table, short, span
@@ -56,7 +56,7 @@ class Trajectory(NamedTuple):
 
 
 def trajectory(
-    algorithm: Algorithm,
+    algorithm: AnyAlgorithm,
     q: int,
     T: int,
     lanes: tuple[int, ...] = (),

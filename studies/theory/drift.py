@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fafed.algorithms import ALGORITHMS, FAFED, STEM, FedAvg
 from fafed.algorithms.fafed import Down, Local, Message
-from fafed.core.algorithm import Algorithm
+from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.batch import Batches
 from fafed.core.gradient import Grad
 from fafed.core.schedules import at
@@ -151,7 +151,7 @@ def _settings(name: str) -> dict[str, Any]:
     return SETTINGS.get(name, {"eta": ETA})
 
 
-def build(name: str, **more: Any) -> Algorithm:
+def build(name: str, **more: Any) -> AnyAlgorithm:
     return ALGORITHMS[name](**_settings(name), **more)
 
 
@@ -186,7 +186,7 @@ def _closed_alpha(name: str, alpha: float) -> float:
 
 
 def bias_at_rest(
-    algorithm: Algorithm, q: int, lanes: tuple[int, ...], most: int = 8000
+    algorithm: AnyAlgorithm, q: int, lanes: tuple[int, ...], most: int = 8000
 ) -> NDArray[np.float64]:
     """The bias of every lane when the model has stopped moving."""
     lab = Lab(algorithm, PROBLEM, q=q, lanes=lanes)
@@ -214,7 +214,7 @@ def _mark(name: str) -> Bias:
 
 
 def bias_at_rest_on_engine(
-    algorithm: Algorithm, q: int, most: int = 2000
+    algorithm: AnyAlgorithm, q: int, most: int = 2000
 ) -> tuple[float, Any, list[Any]]:
     """The bias at rest on the library's own engine, and the states it ended in."""
     run = PROBLEM.run(algorithm, rounds=most, q=q)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fafed.core import tree
-from fafed.core.algorithm import Algorithm, Exchange, RoundInfo
+from fafed.core.algorithm import AnyAlgorithm, Exchange, RoundInfo
 from fafed.core.batch import Batch
 from fafed.core.gradient import Grad, PlainGrad
 from fafed.core.schedules import Schedule
@@ -98,7 +98,7 @@ class Lab:
 
     def __init__(
         self,
-        algorithm: Algorithm,
+        algorithm: AnyAlgorithm,
         problem: Problem,
         *,
         q: int,

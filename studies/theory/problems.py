@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fafed.core import randomness
-from fafed.core.algorithm import Algorithm
+from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.batch import Draw
 from fafed.data.sources.examples import Drawn, Draws, Examples, Source
 from fafed.objectives.function import Function
@@ -62,7 +62,7 @@ class Problem(ABC):
 
     def run(
         self,
-        algorithm: Algorithm,
+        algorithm: AnyAlgorithm,
         *,
         rounds: int,
         q: int,

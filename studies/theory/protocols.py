@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from fafed.algorithms import FAFED, STEM, FedAvg
-from fafed.core.algorithm import Algorithm
+from fafed.core.algorithm import AnyAlgorithm
 from fafed.experiments.grid import follow
 from studies.theory.drift import MeanPrevious
 from studies.theory.lab import Lab, PerLane, one_thread
@@ -27,7 +27,7 @@ N, Q = 4, 4  # clients and local steps unless stated
 FITTED = 5  # powers of T are fitted to this many horizons, the longest ones
 
 
-def algorithm(method: str, eta: Any, alpha: Any, rho: float = 0.1) -> Algorithm:
+def algorithm(method: str, eta: Any, alpha: Any, rho: float = 0.1) -> AnyAlgorithm:
     match method:
         case "FedAvg":
             return FedAvg(eta)

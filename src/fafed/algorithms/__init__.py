@@ -18,10 +18,10 @@ from fafed.algorithms.prsgdm import PRSGDM
 from fafed.algorithms.scaffold import SCAFFOLD
 from fafed.algorithms.stem import STEM
 from fafed.core import plugins
-from fafed.core.algorithm import Algorithm
+from fafed.core.algorithm import Algorithm, AnyAlgorithm
 from fafed.errors import ConfigError, nearest
 
-ALGORITHMS: dict[str, type[Algorithm]] = {
+ALGORITHMS: dict[str, type[AnyAlgorithm]] = {
     "fafed": FAFED,
     "stem": STEM,
     "fedavg": FedAvg,
@@ -50,7 +50,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 }
 
 
-def find(name: str) -> type[Algorithm]:
+def find(name: str) -> type[AnyAlgorithm]:
     """By its name, or the user's own as "module:Class"."""
     if ":" in name:
         own = plugins.find(name, "algorithm.name")

@@ -58,7 +58,7 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LocalAMSGrad(Algorithm):
+class LocalAMSGrad(Algorithm[Shared, Shared, Local, Message]):
     """Local AMSGrad steps, divided on all clients by one shared second moment.
 
     Use it when the local steps themselves should adapt at one gradient each.

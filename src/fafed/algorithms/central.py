@@ -24,7 +24,7 @@ from the papers: AMSGrad's vhat starts at eps0 rather than 0, SuperAdam's v at t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -46,8 +46,11 @@ class Message(NamedTuple):
     x: Tensor
 
 
+Kept = TypeVar("Kept")  # the optimiser's state
+
+
 @dataclass(frozen=True)
-class Central(Algorithm):
+class Central(Algorithm[Shared, Shared, Kept, Message]):
     """What all share: one client, which keeps the optimiser's state."""
 
     @property
@@ -72,7 +75,7 @@ class Moments(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Adam(Central):
+class Adam(Central[Moments]):
     """Adam on one client.
 
     Use it when all data are in one place, or as a reference: FedAdam with q = 1 is Adam on the mean
@@ -112,7 +115,7 @@ class Maximum(NamedTuple):
 
 
 @dataclass(frozen=True)
-class AMSGrad(Central):
+class AMSGrad(Central[Maximum]):
     """AMSGrad on one client.
 
     Use it when all data are in one place, or as a reference: LocalAMSGrad with one client and q = 1
@@ -150,7 +153,7 @@ class Recursion(NamedTuple):
 
 
 @dataclass(frozen=True)
-class STORM(Central):
+class STORM(Central[Recursion]):
     """Recursive variance reduction on one client, without large batches.
 
     Use it when all data are in one place, or as a reference: STEM with one client and q = 1 is this
@@ -197,7 +200,7 @@ class STORM(Central):
 
 
 @dataclass(frozen=True)
-class SPIDER(Central):
+class SPIDER(Central[tuple[()]]):
     """Recursive variance reduction on one client, restarted from much data every q steps.
 
     Use it when all data are in one place and a pass over them every q steps is affordable.
@@ -242,7 +245,7 @@ class Adaptive(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SuperAdam(Central):
+class SuperAdam(Central[Adaptive]):
     """Variance-reduced Adam on one client.
 
     Use it when all data are in one place, or as a reference: FAFED with one client and q = 1 is

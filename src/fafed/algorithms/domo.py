@@ -43,7 +43,7 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DOMO(Algorithm):
+class DOMO(Algorithm[Shared, Shared, Local, Message]):
     """Momentum on the server and on the clients, which make the server's next move beforehand.
 
     Use it when FedAvg is too slow and its price in bytes and gradients is all that can be paid.

@@ -79,7 +79,7 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FAFED(Algorithm):
+class FAFED(Algorithm[Shared, Down, Local, Message]):
     """Adaptive, variance-reduced local steps whose scale is shared by all clients.
 
     Use it when everyone takes part, coordinates differ much in scale, and two gradients per step

@@ -42,7 +42,7 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedAvg(Algorithm):
+class FedAvg(Algorithm[Shared, Down, tuple[()], Message]):
     """Local SGD, and the mean of what comes out of it.
 
     Use it when you begin: one vector each way, one gradient per step, nothing to keep, one step

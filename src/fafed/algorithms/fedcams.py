@@ -34,7 +34,7 @@ class Local(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedCAMS(Algorithm):
+class FedCAMS(Algorithm[SharedAMS, Down, Local, Message]):
     """FedAMS with compressed messages, and what compression held back sent later.
 
     Use it when the way up is the bottleneck: one bit per number by default, fewer with topk.

@@ -53,7 +53,7 @@ class Lane(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedGLOMO(Algorithm):
+class FedGLOMO(Algorithm[Shared, Down, tuple[()], Message]):
     """Variance reduction twice: in the local steps and from round to round.
 
     Use it when gradients are cheap and clients should keep nothing between rounds.

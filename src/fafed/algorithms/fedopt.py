@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -62,8 +62,20 @@ def unbias(moment: Tensor, beta: float, r: Tensor) -> Tensor:
     return moment / (1 - beta ** r.double())
 
 
+class Counted(Protocol):
+    """What all states of the server have."""
+
+    @property
+    def x(self) -> Tensor: ...
+    @property
+    def t(self) -> Tensor: ...  # steps made
+
+
+State = TypeVar("State", bound=Counted)
+
+
 @dataclass(frozen=True)
-class ServerOptimiser(Algorithm):
+class ServerOptimiser(Algorithm[State, Down, tuple[()], Message]):
     """The local part of all four."""
 
     eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
@@ -71,7 +83,7 @@ class ServerOptimiser(Algorithm):
     beta1: float = hyper(0.9, between(0, 1), "the memory of m")
     tau: float = hyper(1e-3, above(0), "the smallest denominator")
 
-    def send(self, shared: Any) -> Down:
+    def send(self, shared: State) -> Down:
         return Down(shared.x, shared.t)
 
     def local(
@@ -83,7 +95,7 @@ class ServerOptimiser(Algorithm):
 
 
 @dataclass(frozen=True)
-class FedOpt(ServerOptimiser):
+class FedOpt(ServerOptimiser[Shared]):
     """The server part of the first three."""
 
     v0: float | None = hyper(None, optional(at_least(0)), "where v starts; tau^2 if None")
@@ -160,7 +172,7 @@ class FedAdagrad(FedOpt):
 
 
 @dataclass(frozen=True)
-class FedAMS(ServerOptimiser):
+class FedAMS(ServerOptimiser[SharedAMS]):
     """FedAdam divided by the largest second moment so far.
 
     Use it when FedAdam's steps grow too long as v decays: here no denominator ever becomes smaller.

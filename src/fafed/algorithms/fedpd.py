@@ -52,7 +52,7 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedPD(Algorithm):
+class FedPD(Algorithm[Shared, Shared, Local, Message]):
     """Primal-dual steps: each client's dual learns how far its data pull away from the mean.
 
     Use it when data differ and everyone takes part: no bias of local steps, at FedAvg's price in

@@ -33,7 +33,7 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedProx(Algorithm):
+class FedProx(Algorithm[Shared, Shared, tuple[()], Message]):
     """FedAvg whose local steps are drawn back to the server's model.
 
     Use it when q is large and the local models run too far away from the server's.

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -68,8 +68,12 @@ class LiteMessage(NamedTuple):
     h: Tensor  # gradient at x; empty if the base has no statistics
 
 
+Kept = TypeVar("Kept")  # by a client
+Sent = TypeVar("Sent")  # by a client
+
+
 @dataclass(frozen=True)
-class BaseOptimiser(Algorithm):
+class BaseOptimiser(Algorithm[Shared, Shared, Kept, Sent]):
     """U, V and the anchor: what Mime and MimeLite have in common."""
 
     eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
@@ -123,7 +127,7 @@ class BaseOptimiser(Algorithm):
 
 
 @dataclass(frozen=True)
-class Mime(BaseOptimiser):
+class Mime(BaseOptimiser[Local, Message]):
     """The steps of a server's optimiser made on the clients, corrected by the mean gradient.
 
     Use it when data differ, clients come and go, and computing is cheap: no bias of local steps and
@@ -171,7 +175,7 @@ class Mime(BaseOptimiser):
 
 
 @dataclass(frozen=True)
-class MimeLite(BaseOptimiser):
+class MimeLite(BaseOptimiser[tuple[()], LiteMessage]):
     """The steps of a server's optimiser made on the clients, without Mime's correction.
 
     Use it when momentum or Adam's scale should steer the local steps at one gradient each, in one
@@ -218,7 +222,7 @@ class MimeLite(BaseOptimiser):
 
 
 @dataclass(frozen=True)
-class MimeAdam(Algorithm):
+class MimeAdam(Algorithm[Shared, Shared, Local, Message]):
     """Mime with Adam as the optimiser whose steps the clients make.
 
     Use it when Mime fits and coordinates differ in scale.

@@ -38,7 +38,7 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True)
-class NaiveAdaptiveFedAvg(Algorithm):
+class NaiveAdaptiveFedAvg(Algorithm[Shared, Shared, Local, Message]):
     """Adaptive local steps, each client with a scale of its own.
 
     Use it when you want to see why the scale must be shared; it is the FAFED paper's

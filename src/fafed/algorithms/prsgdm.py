@@ -41,7 +41,7 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PRSGDM(Algorithm):
+class PRSGDM(Algorithm[Shared, Shared, Local, Message]):
     """Local SGD with a momentum that is averaged together with the model.
 
     Use it when FedAvg is too slow and a second vector each way is affordable; u_sync="reset" and

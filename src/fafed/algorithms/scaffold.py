@@ -56,7 +56,7 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SCAFFOLD(Algorithm):
+class SCAFFOLD(Algorithm[Shared, Down, Local, Message]):
     """FedAvg whose local steps are corrected by how a client differs from the mean.
 
     Use it when data differ: no bias of local steps, at FedAvg's price in bytes and gradients.

@@ -27,7 +27,7 @@ from fafed.core.schedules import Rate
 
 
 @dataclass(frozen=True)
-class STEM(Algorithm):
+class STEM(Algorithm[Shared, Down, Local, Message]):
     """Variance-reduced local steps: FAFED without the adaptive scale.
 
     Use it when everyone takes part, data differ, and coordinates are of similar scale: it sends two

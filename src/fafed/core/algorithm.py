@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -47,16 +47,29 @@ class Exchange(NamedTuple):
     draw: tuple[Draw, ...] = ("round",)
 
 
-class Algorithm(ABC):
+class HasX(Protocol):
+    """Every state of the server, and what it sends down, holds the model's vector."""
+
+    @property
+    def x(self) -> Tensor: ...
+
+
+Shared = TypeVar("Shared", bound=HasX)  # the server's state
+Down = TypeVar("Down", bound=HasX)  # what it sends to the clients
+Local = TypeVar("Local")  # a client's state
+Message = TypeVar("Message")  # what a client sends back
+
+
+class Algorithm(ABC, Generic[Shared, Down, Local, Message]):
     """A federated algorithm as pure functions; a subclass's fields are its hyper-parameters."""
 
     @abstractmethod
-    def init(self, x: Tensor) -> Any:
+    def init(self, x: Tensor) -> Shared:
         """The server's state before anything happened; it always has a field `x`."""
 
-    def join(self, x: Tensor) -> Any:
+    def join(self, x: Tensor) -> Local:
         """The local state of a client that has not taken part yet and is given x."""
-        return ()
+        return cast(Local, ())
 
     def opening(self) -> tuple[Exchange, ...]:
         """The exchanges made once, before the first round."""
@@ -66,14 +79,17 @@ class Algorithm(ABC):
         """The exchanges of each round."""
         return (Exchange(self.local, self.server, self.send),)
 
-    def send(self, shared: Any) -> Any:
-        return shared
+    def send(self, shared: Shared) -> Down:
+        """The part of the server's state that goes down."""
+        return cast(Down, shared)
 
     @abstractmethod
-    def local(self, grad: Grad, down: Any, local: Any, batches: Batches) -> tuple[Any, Any]: ...
+    def local(
+        self, grad: Grad, down: Down, local: Local, batches: Batches
+    ) -> tuple[Local, Message]: ...
 
     @abstractmethod
-    def server(self, shared: Any, mean: Any, info: RoundInfo) -> Any: ...
+    def server(self, shared: Shared, mean: Message, info: RoundInfo) -> Shared: ...
 
     @property
     def requires_all_clients(self) -> bool:
@@ -99,7 +115,7 @@ class Algorithm(ABC):
         """What a message weighs on a wire: less than its vectors if they are compressed."""
         return tree.nbytes(message)
 
-    def regroup(self, shared: Any) -> Any:
+    def regroup(self, shared: Shared) -> Shared:
         """The shared state for a round whose clients are not those of the last one."""
         return shared
 
@@ -107,7 +123,7 @@ class Algorithm(ABC):
         """The same algorithm, told how many numbers each of the model's tensors has."""
         return self
 
-    def diagnostics(self, shared: Any) -> Mapping[str, Tensor]:
+    def diagnostics(self, shared: Shared) -> Mapping[str, Tensor]:
         """What is worth seeing of the shared state after a round: name -> scalar."""
         return {}
 
@@ -132,7 +148,10 @@ class Algorithm(ABC):
                     )
 
 
-def exchanges_of_round(algorithm: Algorithm, *, opening: bool) -> tuple[Exchange, ...]:
+AnyAlgorithm: TypeAlias = Algorithm[Any, Any, Any, Any]
+
+
+def exchanges_of_round(algorithm: AnyAlgorithm, *, opening: bool) -> tuple[Exchange, ...]:
     """The exchanges of one round, in order. The opening ones are made once, at the start of the
     first round in which a client answers: `opening` says whether this is that round."""
     first = algorithm.opening() if opening else ()

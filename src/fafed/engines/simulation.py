@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from fafed.core import tree
-from fafed.core.algorithm import Algorithm, Exchange
+from fafed.core.algorithm import AnyAlgorithm, Exchange
 from fafed.data.sources.examples import Source
 from fafed.engines import backends
 from fafed.engines.base import ClientState, Counts, Engine, Reply, Snapshot
@@ -35,7 +35,7 @@ class Simulation(Engine):
 
     def __init__(
         self,
-        algorithm: Algorithm,
+        algorithm: AnyAlgorithm,
         objective: Objective,
         source: Source,
         *,

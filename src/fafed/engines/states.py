@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fafed.core import tree
-from fafed.core.algorithm import Algorithm
+from fafed.core.algorithm import AnyAlgorithm
 from fafed.engines.base import ClientState
 from fafed.errors import FafedError
 
@@ -32,7 +32,7 @@ class ClientStates:
     ends the run.
     """
 
-    def __init__(self, algorithm: Algorithm, population: int, x0: Tensor) -> None:
+    def __init__(self, algorithm: AnyAlgorithm, population: int, x0: Tensor) -> None:
         self.algorithm = algorithm
         self.kept: list[Row | None] = [None] * population
         self.pending: dict[int, Row] = {}

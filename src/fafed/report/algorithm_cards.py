@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fafed.algorithms import ALGORITHMS
 from fafed.core import tree
-from fafed.core.algorithm import Algorithm
+from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.batch import Batch
 from fafed.data.sources.examples import Examples
 from fafed.objectives.base import Evaluation, Memory
@@ -97,11 +97,11 @@ def card(name: str) -> Card:
 # What the docstrings say.
 
 
-def _module_text(cls: type[Algorithm]) -> str:
+def _module_text(cls: type[AnyAlgorithm]) -> str:
     return sys.modules[cls.__module__].__doc__ or ""
 
 
-def _paper(cls: type[Algorithm]) -> str:
+def _paper(cls: type[AnyAlgorithm]) -> str:
     """The citation in the module's first paragraph that is nearest behind the class's name."""
     first = _module_text(cls).split("\n\n")[0].replace("\n", " ")
     citations = re.findall(r"([^()]*)\(([^()]*https?://[^()\s]+)\)", first)
@@ -111,7 +111,7 @@ def _paper(cls: type[Algorithm]) -> str:
     return str(citations[0][1]) if citations else first
 
 
-def _advice(cls: type[Algorithm]) -> tuple[str, str, str]:
+def _advice(cls: type[AnyAlgorithm]) -> tuple[str, str, str]:
     """A sentence, "Use it when ..." and "Beware: ..." of the class's docstring."""
     text = " ".join(inspect.cleandoc(cls.__doc__ or "").split())
     shape = re.fullmatch(r"(.+?\.) (Use it when .+) (Beware: .+)", text)
@@ -126,7 +126,7 @@ def _advice(cls: type[Algorithm]) -> tuple[str, str, str]:
 # What the code does.
 
 
-def _costs(algorithm: Algorithm, d: int = 4096, q: int = 4) -> dict[str, float]:
+def _costs(algorithm: AnyAlgorithm, d: int = 4096, q: int = 4) -> dict[str, float]:
     """Run two rounds on a tiny problem and look at the second."""
     clients = algorithm.population or 2
     rows = torch.arange(clients * d, dtype=torch.float32).reshape(clients, d) / d
@@ -144,7 +144,7 @@ def _costs(algorithm: Algorithm, d: int = 4096, q: int = 4) -> dict[str, float]:
     }
 
 
-def _run(algorithm: Algorithm, objective: Function, rows: Tensor, steps: int) -> Run:
+def _run(algorithm: AnyAlgorithm, objective: Function, rows: Tensor, steps: int) -> Run:
     """Two rounds with one row of data for each client."""
     source = Examples((rows,), np.split(np.arange(len(rows)), len(rows)), batch_size=1)
     return build(algorithm, objective, source, rounds=2, local_steps=steps, engine="loop")
@@ -165,7 +165,7 @@ class _Slopes(Function):
         return super().evaluate(x, batch, memory)
 
 
-def _adapts(algorithm: Algorithm, d: int = 3) -> str:
+def _adapts(algorithm: AnyAlgorithm, d: int = 3) -> str:
     """Whether steps are in proportion to the gradients and, if not, who scales them by what."""
     clients = algorithm.population or 2
     slopes = 1 + torch.arange(clients * d, dtype=torch.float64).reshape(clients, d) % 5

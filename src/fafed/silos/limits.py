@@ -34,7 +34,7 @@ from torch import Tensor
 
 from fafed import files, models
 from fafed.core import tree
-from fafed.core.algorithm import Algorithm, Exchange
+from fafed.core.algorithm import AnyAlgorithm, Exchange
 from fafed.errors import ConfigError, FafedError
 from fafed.experiments.config import Experiment, Part
 from fafed.silos import payload
@@ -68,7 +68,7 @@ class Limits(Part):
         self._at_most("the number of clients", clients, "max_clients")
         self._at_most("the model's number of parameters", _size(experiment), "max_parameters")
 
-    def check_rows(self, experiment: Experiment, algorithm: Algorithm, rows: int) -> None:
+    def check_rows(self, experiment: Experiment, algorithm: AnyAlgorithm, rows: int) -> None:
         """Refuse what would show single rows. `rows` are those to train on; the words for the
         server do not say how many."""
         name = type(algorithm).__name__
@@ -97,7 +97,7 @@ class Limits(Part):
                 )
 
     def check_start(
-        self, experiment: Experiment, algorithm: Algorithm, x0: Tensor, found: Any, buffers: Any
+        self, experiment: Experiment, algorithm: AnyAlgorithm, x0: Tensor, found: Any, buffers: Any
     ) -> None:
         """Refuse a first message that is not what the model and the algorithm begin with. The last
         digits may differ between two kinds of processors."""
@@ -134,7 +134,7 @@ class Limits(Part):
             )
 
 
-def _exchanges(algorithm: Algorithm) -> Sequence[Exchange]:
+def _exchanges(algorithm: AnyAlgorithm) -> Sequence[Exchange]:
     return (*algorithm.opening(), *algorithm.exchanges())
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fafed.core import tree
-from fafed.core.algorithm import Algorithm, Exchange
+from fafed.core.algorithm import AnyAlgorithm, Exchange
 from fafed.core.batch import Batch
 from fafed.core.gradient import zero_grad
 from fafed.engines.base import Counts, Engine, NotFinite, Reply, Snapshot, StateLost
@@ -44,7 +44,7 @@ class Silos(Engine):
 
     def __init__(
         self,
-        algorithm: Algorithm,
+        algorithm: AnyAlgorithm,
         objective: Objective,
         mailbox: Mailbox,
         *,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fafed import __version__, files
 from fafed.core import tree
-from fafed.core.algorithm import Algorithm, Exchange, exchanges_of_round
+from fafed.core.algorithm import AnyAlgorithm, Exchange, exchanges_of_round
 from fafed.data.checks import check_labels
 from fafed.data.sources.examples import ClientBatches, Source
 from fafed.engines.base import ClientState, NotFinite
@@ -66,7 +66,7 @@ class Worker:
         self.lock = threading.Lock()
         self.budget = Budget(site.folder)
         self.parts: dict[str, Part] = {}  # run -> the last one
-        self.algorithms: dict[tuple[str, int], Algorithm] = {}
+        self.algorithms: dict[tuple[str, int], AnyAlgorithm] = {}
 
     def handle(self, request: Message) -> Message:
         """The answer to a request; whatever is wrong with it, there is one."""
@@ -182,7 +182,9 @@ class Worker:
         }
         return "answer", told, messages.pack((done.message, done.buffers))
 
-    def _check_start(self, place: ExchangeId, part: Part, algorithm: Algorithm, found: Any) -> None:
+    def _check_start(
+        self, place: ExchangeId, part: Part, algorithm: AnyAlgorithm, found: Any
+    ) -> None:
         """What a run begins with is checked; one that this silo joins later cannot be."""
         mark, limits = self._folder(place.run) / "begun", self.site.limits
         if (place.round, place.exchange) == (1, 0):
@@ -232,7 +234,7 @@ class Worker:
         except (OSError, ValueError) as cause:
             raise Refused("this silo does not know the run: it must be told hello first") from cause
 
-    def _algorithm(self, run: str, part: Part, facts: dict[str, Any]) -> Algorithm:
+    def _algorithm(self, run: str, part: Part, facts: dict[str, Any]) -> AnyAlgorithm:
         epoch_steps = messages.number(facts, "epoch_steps", whole=True)
         if (run, epoch_steps) not in self.algorithms:  # one is kept: the server must not fill us
             made = part.experiment.algorithm_object(epoch_steps).bind_model(part.goal.sizes)
@@ -268,7 +270,7 @@ def _plan(facts: dict[str, Any]) -> RunPlan:
 
 
 def _exchange(
-    algorithm: Algorithm, experiment: Experiment, place: ExchangeId, opening: object
+    algorithm: AnyAlgorithm, experiment: Experiment, place: ExchangeId, opening: object
 ) -> Exchange:
     if not isinstance(opening, bool):
         raise Refused(f"opening is {str(opening)[:80]!r}, it must be true or false")
@@ -278,7 +280,7 @@ def _exchange(
     return exchanges[place.exchange]
 
 
-def _sent(algorithm: Algorithm, exchange: Exchange, x0: Tensor) -> Any:
+def _sent(algorithm: AnyAlgorithm, exchange: Exchange, x0: Tensor) -> Any:
     """What the server sends looks like this."""
     try:  # without numbers it costs nothing
         return exchange.send(algorithm.init(x0.to("meta")))
@@ -287,7 +289,7 @@ def _sent(algorithm: Algorithm, exchange: Exchange, x0: Tensor) -> Any:
 
 
 def _state(
-    algorithm: Algorithm, goal: Model, down: Any, base: ExchangeId | None, store: Store
+    algorithm: AnyAlgorithm, goal: Model, down: Any, base: ExchangeId | None, store: Store
 ) -> tuple[ClientState, bool]:
     """What the client goes on from, and whether it keeps anything at all."""
     new = ClientState(algorithm.join(down.x), goal.hidden_like())

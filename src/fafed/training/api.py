@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fafed.core import randomness
-from fafed.core.algorithm import Algorithm
+from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.records import History
 from fafed.data.checks import check_measured
 from fafed.data.sources.examples import BatchSize, as_tensors, examples_of
@@ -39,7 +39,7 @@ class Result:
 def train(
     model: nn.Module,
     clients: Sequence[Any],
-    algorithm: Algorithm,
+    algorithm: AnyAlgorithm,
     *,
     rounds: int,
     local_steps: int = 10,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fafed.core.algorithm import Algorithm
+from fafed.core.algorithm import Algorithm, AnyAlgorithm
 from fafed.data.checks import check_labels
 from fafed.data.sources.examples import ClientBatches, Source
 from fafed.engines.distributed import Distributed
@@ -19,7 +19,7 @@ from fafed.training.loop import Run
 
 
 def build(
-    algorithm: Algorithm,
+    algorithm: AnyAlgorithm,
     objective: objectives.Model | Function,
     source: Source,
     *,

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fafed.core import tree
-from fafed.core.algorithm import Algorithm, exchanges_of_round
+from fafed.core.algorithm import AnyAlgorithm, exchanges_of_round
 from fafed.core.records import History, Record
 from fafed.engines.base import Engine, NotFinite, StateLost
 from fafed.errors import ConfigError, FafedError
@@ -74,7 +74,7 @@ class Run:
 
     def __init__(
         self,
-        algorithm: Algorithm,
+        algorithm: AnyAlgorithm,
         engine: Engine,
         x0: Tensor,
         buffers: tuple[Tensor, ...] = (),

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from fafed.core.algorithm import Algorithm, Exchange
+from fafed.core.algorithm import AnyAlgorithm, Exchange
 from fafed.data.sources.examples import Source
 from fafed.engines.mean import Mean
 from fafed.engines.states import ClientStates, Row
@@ -26,7 +26,7 @@ class Differs(CannotRun):
 class Task(NamedTuple):
     """What is to be computed."""
 
-    algorithm: Algorithm
+    algorithm: AnyAlgorithm
     objective: Objective
     source: Source
     weights: Sequence[float]  # of the clients
