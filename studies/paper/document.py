@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from fafed.errors import ConfigError, nearest
+from fafed.report.numbers import Stat
 from studies import markdown
 from studies.paper import figures, tables, verdicts
-from studies.paper.findings import Findings
+from studies.paper.findings import Findings, level
 from studies.paper.sections import accuracy, curves, overview
 
 README_PART = "paper"  # the name of the markers in README.md
@@ -131,39 +132,48 @@ def section(findings: Findings, name: str) -> str:
 
 def readme_part(findings: Findings, drawn: Collection[str]) -> str:
     """The README's part: Table 2, FAFED's place in it, and its figure."""
-    fair = findings.columns(findings.finals)
     seeds = ", ".join(str(seed) for seed in findings.protocol.seeds)
     rounds = [findings.rounds(name) for name in findings.levels]
     budgets = " / ".join("?" if r is None else str(r.count) for r in rounds)
-    further = findings.columns(findings.tuned)
-    faster = findings.columns(findings.with_momentum)
-    later = findings.columns(findings.momentum_longs)
-    readings = "; ".join(
-        f"{reading.about}: {verdicts.standing(findings, findings.table2(name))}, "
-        f"{verdicts.at_equal_cost_words(findings, name)}"
-        for name, reading in findings.protocol.readings.items()
-    )
     picture = "![Test accuracy against rounds](docs/paper/table-2.svg)\n\n"
     return f"""\
 Test accuracy on Fashion-MNIST after {budgets} rounds (low / moderate / high heterogeneity), seeds
 {seeds}; settings chosen on held-out data with the same number of trials at most for each method:
 
 {tables.table_2(findings)}
-FAFED's place:
+FAFED's place among the six methods. A cell has its rank, its margin to the best other method, and
+in brackets the spread over seeds (the larger standard deviation of the two):
 
-- In the table, on the paper's grid: {verdicts.standings(findings, fair)}.
-- After a search beyond that grid, for everybody: {verdicts.standings(findings, further)}.
-- The same, with momentum for those without (`server_momentum`, `old_grad_scale`; not in the
-  paper): {verdicts.standings(findings, faster)}. At equal cost:
-  {verdicts.equal_costs_words(findings, findings.with_momentum)}. After
-  {findings.protocol.long.times} times as many rounds: {verdicts.standings(findings, later)}.
-- In two other readings of the paper, added afterwards, because FAFED had gained in
-  them: {readings}.
-
-[Where it loses, and everything else](docs/paper.md): equal gradients and bytes, longer runs, other
-data, deviations.
+{_places(findings)}
+The last two rows are other readings of the paper's setting. They were added afterwards, because
+FAFED had gained in them. [The whole comparison](docs/paper.md) has longer runs, other data and
+deviations.
 
 {picture if "table-2" in drawn else ""}"""
+
+
+def _places(f: Findings) -> str:
+    """FAFED's places under each protocol, as a table."""
+
+    def row(about: str, columns: Mapping[str, Mapping[str, Stat]]) -> list[str]:
+        cells = (columns.get(name) for name in f.levels)
+        return [about, *("" if cell is None else verdicts.cell(f, cell) for cell in cells)]
+
+    def at_equal(axis: str) -> dict[str, Mapping[str, Stat]]:
+        return {name: f.at_equal_cost(name, axis, f.with_momentum) for name in f.levels}
+
+    rows = [
+        row("the paper's grid of settings", f.columns(f.finals)),
+        row("a wider grid for every method", f.columns(f.tuned)),
+        row("wider, and momentum for every method", f.columns(f.with_momentum)),
+        row("the same, at equal gradients", at_equal("gradients")),
+        row("the same, at equal bytes", at_equal("bytes")),
+        row(f"the same, {f.protocol.long.times} times as many rounds", f.columns(f.momentum_longs)),
+    ]
+    for name, reading in f.protocol.readings.items():
+        (base,) = (known for known in f.levels if name.startswith(known))
+        rows.append(row(reading.about, {base: f.table2(name)}))
+    return markdown.table(["protocol", *map(level, f.levels)], rows)
 
 
 def write(findings: Findings, docs: Path, readme: Path) -> list[Path]:

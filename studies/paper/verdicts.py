@@ -13,6 +13,7 @@ from studies.paper.protocol import Search
 
 NOT_YET = "not run yet"
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth")
+PLACES = ("1st", "2nd", "3rd", "4th", "5th", "6th")
 RIVALS = ("fedadam", "fedams")  # the paper says that their curves are less smooth
 EXAMPLES = 60_000  # in the training set of Fashion-MNIST
 WORDS = 33_278  # in the vocabulary of WikiText-2
@@ -41,6 +42,14 @@ def rank(f: Findings, column: Mapping[str, Stat]) -> str:
     """FAFED's place in one word."""
     place = f.standing(dict(column))
     return NOT_YET if place is None else ORDINALS[place.rank - 1]
+
+
+def cell(f: Findings, column: Mapping[str, Stat]) -> str:
+    """FAFED's place in a cell of a table: rank, margin to the best other, spread over seeds."""
+    place = f.standing(dict(column))
+    if place is None:
+        return NOT_YET
+    return f"{PLACES[place.rank - 1]}, {place.lead:+.4f} ({place.spread:.4f})"
 
 
 def standings(f: Findings, columns: Mapping[str, Mapping[str, Stat]]) -> str:
