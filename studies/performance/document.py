@@ -265,7 +265,12 @@ def _by_job(found: Results, entry: Callable[[Any], str], wanted: Callable[[str],
         for who in CONTENDERS
         if who in present and wanted(who)
     ]
-    return table(["", *every], rows)
+    return table(["", *(_heading(name, job) for name, job in every.items())], rows)
+
+
+def _heading(name: str, job: dict[str, Any]) -> str:
+    """What the job is, so that nobody has to look it up."""
+    return f"{name}: {job['title']}, {job['clients']:,} clients, b = {job['b']}"
 
 
 def _data(job: dict[str, Any]) -> str:
