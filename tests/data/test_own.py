@@ -171,7 +171,7 @@ def test_wrong_folders(tmp_path):
 def test_parquet_without_pyarrow(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "a.parquet").write_bytes(b"")
-    with pytest.raises(DataError, match="pip install pyarrow"):
+    with pytest.raises(ConfigError, match=r"needs pyarrow.*fafed\[parquet\]"):
         data.from_folder(tmp_path)
 
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from fafed import models
-from fafed.engines.simulation import Operations
+from fafed.engines.backends.vmap import Operations
 
 
 @pytest.mark.parametrize(

@@ -84,8 +84,8 @@ def test_outputs_in_c_that_only_the_data_reveal(caplog, monkeypatch):
 
 
 STEPS = {
-    "descend": (fafed.FedAvg(eta=0.1), lambda end, *rest: (1.01 * end, *rest)),
-    "track": (fafed.FAFED(eta=0.01), lambda x, old, m, *rest: (x, old, 1.01 * m, *rest)),
+    "sgd_steps": (fafed.FedAvg(eta=0.1), lambda end, *rest: (1.01 * end, *rest)),
+    "storm_steps": (fafed.FAFED(eta=0.01), lambda x, old, m, *rest: (x, old, 1.01 * m, *rest)),
 }
 
 
@@ -104,7 +104,7 @@ def test_local_steps_in_c(name, caplog, monkeypatch):
 
 @needs_c
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", ["_corrected", "_collected", "_add"])
+@pytest.mark.parametrize("name", ["_storm_estimate", "_ema_of_squares", "_add"])
 def test_updates_of_vectors(name, dtype, caplog, monkeypatch):
     """They are tried out once a process, so by functions that are wrong from the start."""
     right = getattr(vectors, name)
@@ -192,5 +192,5 @@ def test_rounding_is_no_disagreement(dtype, scale, caplog):
             batch = Batch((scale * x, y), torch.tensor(1), torch.tensor(True))
             goal.probe(batch)
             assert goal.network is not None
-            assert goal.walks
+            assert goal.steps_in_c
     assert not said(caplog)

@@ -271,9 +271,9 @@ def test_dropout_in_place_is_dropout(engine):
 def test_alpha_dropout_is_the_same_in_both_gradients_of_a_step(layer):
     objective, example = model(net(layer), batch()), batch(key=11)
     evaluate = objective.evaluate
-    found = [evaluate(objective.x0, example, Memory(), engine="loop") for _ in range(2)]
+    found = [evaluate(objective.x0, example, Memory()) for _ in range(2)]
     assert torch.equal(found[0].gradient, found[1].gradient)
-    other = evaluate(objective.x0, batch(key=12), Memory(), engine="loop")
+    other = evaluate(objective.x0, batch(key=12), Memory())
     assert not torch.equal(found[0].gradient, other.gradient)
 
 

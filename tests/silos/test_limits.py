@@ -80,7 +80,7 @@ class Server:
             for n, leaf in zip(names, down, strict=True)
         ]
         packed = messages.pack(down)._replace(table=table)
-        facts = {"base": None, "epoch_steps": 1}
+        facts = {"base": None, "epoch_steps": 1, "opening": round == 1}
         head, body = self._ask(messages.write("visit", place, facts, packed))
         found, at = {}, 0
         for name, _, shape in head["tensors"]:

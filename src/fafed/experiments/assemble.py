@@ -22,8 +22,9 @@ from fafed.data.sources.streams import Streams, passage
 from fafed.engines.ranks import Ranks
 from fafed.errors import ConfigError, DataError, nearest
 from fafed.experiments.config import Experiment
-from fafed.objectives import metrics, module
+from fafed.objectives import metrics
 from fafed.objectives.base import Loss, Metric
+from fafed.objectives.module import Model
 from fafed.training.build import build
 from fafed.training.evaluation import Parts, chunks, evaluator
 from fafed.training.loop import Run
@@ -48,7 +49,7 @@ class Shards(NamedTuple):
 
 class Prepared(NamedTuple):
     run: Run
-    module: module.Model
+    objective: Model
     shards: Shards
 
 
@@ -91,9 +92,9 @@ def prepare(
     return Prepared(run, goal, shards)
 
 
-def model(experiment: Experiment, *, text: bool, device: str | None = None) -> module.Model:
+def model(experiment: Experiment, *, text: bool, device: str | None = None) -> Model:
     """The experiment's model and loss, as it is before the first round."""
-    return module.Model(
+    return Model(
         models.build(experiment.model.name, seed=experiment.seed, **experiment.model.options),
         _loss(experiment.loss, text),
         clip=experiment.clip,

@@ -158,7 +158,8 @@ class Worker:
         tensors = {name: leaf.to(device) for name, leaf in found.tensors.items()}
         down, buffers = tree.unflatten(like, tensors)
         if not self.site.data.share:
-            self._check_start(place, part, algorithm, (down, buffers))
+            begins = place.exchange == 0 and (facts["opening"] or place.round == 1)
+            self._check_start(place, part, algorithm, (down, buffers), begins=begins)
         base, store = _base(found), Store(self._folder(place.run))
         state, keeps = _state(algorithm, part.goal, down, base, store)
         state = tree.map(lambda leaf: leaf.to(device), state)
@@ -183,11 +184,11 @@ class Worker:
         return "answer", told, messages.pack((done.message, done.buffers))
 
     def _check_start(
-        self, place: ExchangeId, part: Part, algorithm: AnyAlgorithm, found: Any
+        self, place: ExchangeId, part: Part, algorithm: AnyAlgorithm, found: Any, *, begins: bool
     ) -> None:
         """What a run begins with is checked; one that this silo joins later cannot be."""
         mark, limits = self._folder(place.run) / "begun", self.site.limits
-        if (place.round, place.exchange) == (1, 0):
+        if begins:
             start = part.goal.start().buffers
             limits.check_start(part.experiment, algorithm, part.goal.x0, found, start)
         elif not mark.exists():
