@@ -110,11 +110,11 @@ def test_updates_of_vectors(name, dtype, caplog, monkeypatch):
     right = getattr(vectors, name)
 
     def wrong(library, *given):
-        given = given[0] + 1e-3 if name == "_collected" else given[0], *given[1:]
+        given = given[0] + 1e-3 if name == "_ema_of_squares" else given[0], *given[1:]
         if name == "_add":
             given[0].add_(1e-3)
         found = right(library, *given)
-        return (found[0] + 1e-3,) if name == "_corrected" else found
+        return (found[0] + 1e-3,) if name == "_storm_estimate" else found
 
     monkeypatch.setattr(vectors, name, wrong)
     vectors._compiled.cache_clear()

@@ -74,7 +74,7 @@ ATTACKS = {  # name: what it sends, and what the server says of it
     "lost": (lambda a: said(a, kind="lost"), "silo 'c' lost"),
     "no samples": (lambda a: said(a, samples=0), "samples is 0, it must be a whole number from 1"),
     "many samples": (lambda a: said(a, samples=2**53), "samples is 9007199254740992"),
-    "no loss": (lambda a: said(a, loss=None), "loss is None, it must be a number"),
+    "no number": (lambda a: said(a, loss="low"), "loss is 'low', it must be a number"),
     "3 MB head": (lambda a: Message(b" " * 3_000_000 + a.head, a.body), "more than the 1048660"),
     "a forged line": (
         lambda a: said(a, kind="refused", why="no\n2026-01-01 00:00:00,000 INFO all is well"),

@@ -180,15 +180,22 @@ class RunDir:
                 f"{path} is damaged: {cause}. Restore it from a backup, or {cure or again}"
             ) from cause
 
-    def write_json(self, name: str, content: dict[str, Any], **layout: Any) -> None:
-        text = json.dumps(files.sealed(content), **layout)
+    def write_json(
+        self,
+        name: str,
+        content: dict[str, Any],
+        *,
+        indent: int | None = None,
+        private: bool = False,
+    ) -> None:
+        text = json.dumps(files.sealed(content), indent=indent)
         path = self.path / name
         if not path.is_file() or path.read_bytes() != text.encode():  # to wait for a disk is slow
-            self.write(name, text)
+            self.write(name, text, private=private)
 
-    def write(self, name: str, text: str) -> None:
-        """Whole or not at all, also after a power cut."""
-        files.write(self.path / name, [text.encode()])
+    def write(self, name: str, text: str, *, private: bool = False) -> None:
+        """Whole or not at all, also after a power cut; for its owner alone if it is private."""
+        files.write(self.path / name, [text.encode()], private=private)
 
     def set_aside(self) -> None:
         """Move records and checkpoints into a folder of their own: the run begins anew."""

@@ -156,7 +156,7 @@ def greeted(
         "units": units,
         "epoch_steps": facts[0]["epoch_steps"] or _epoch_steps(examples, units),
     }
-    place.write_json("silos.json", known, indent=2)
+    place.write_json("silos.json", known, indent=2, private=True)
     return known
 
 

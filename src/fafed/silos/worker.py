@@ -132,7 +132,8 @@ class Worker:
         messages.read(request, place, {"hello": {}}, self.site.limit)
         plan = _plan(facts)
         part = self._loaded(place.run, plan)
-        files.write(self._folder(place.run) / "plan.json", [json.dumps(plan._asdict()).encode()])
+        written = [json.dumps(plan._asdict()).encode()]
+        files.write(self._folder(place.run) / "plan.json", written, private=True)
         share = self.site.data.share
         return (
             "welcome",
