@@ -12,16 +12,16 @@ int64_t gradients(const layer *, int32_t, int64_t, int64_t, int64_t, int64_t, co
                   const real *, const int64_t *, const int64_t *, real *, real *, real *, real *);
 void outputs(const layer *, int32_t, int64_t, int64_t, const real *, const real *, real *, real *);
 int64_t walk_room(const layer *, int32_t, int64_t, int32_t);
-int64_t descend(const layer *, int32_t, int64_t, int64_t, int64_t, int64_t, const double *,
+int64_t sgd_steps(const layer *, int32_t, int64_t, int64_t, int64_t, int64_t, const double *,
                 const real *, const int64_t *, const int64_t *, const real *, int64_t, const real *,
                 int64_t, real *, real *, real *);
-int64_t track(const layer *, int32_t, int64_t, int64_t, int64_t, int64_t, const double *,
+int64_t storm_steps(const layer *, int32_t, int64_t, int64_t, int64_t, int64_t, const double *,
               const real *, const int64_t *, const int64_t *, const double *, double, const real *,
               const real *, int64_t, const real *, int64_t, const real *, int64_t, const real *,
               int64_t, real *, int64_t, real *, real *, real *, real *, real *);
-void corrected(int64_t, int64_t, const real *, int64_t, const real *, int64_t, const real *, int64_t,
+void storm_estimate(int64_t, int64_t, const real *, int64_t, const real *, int64_t, const real *, int64_t,
                const real *, int64_t, real *);
-void collected(int64_t, int64_t, double, const real *, int64_t, const real *, int64_t, real *);
+void ema_of_squares(int64_t, int64_t, double, const real *, int64_t, const real *, int64_t, real *);
 void added(int64_t, int64_t, const double *, const real *, int64_t, double *);
 int64_t panels(int64_t);
 void decode(int64_t, int64_t, int64_t, int64_t, const real *, const real *, const real *, real *,
@@ -148,17 +148,17 @@ static void networks(void) {
     double rates[3] = {0.1, 0.2, 0.3}, keeps[3] = {0.9, 0.8, 0.7};
     real *way = chance(2) ? numbers(clients * d, wild) : 0, *end = empty(clients * d);
     losses = empty(clients * steps), space = empty(walk_room(layers, n, b, 1));
-    must(descend(layers, n, clients, steps, b, d, rates, pool, rows, targets, x, x_stride, way,
-                 way ? d : 0, end, losses, space) == bad, "descend: another label is wrong");
+    must(sgd_steps(layers, n, clients, steps, b, d, rates, pool, rows, targets, x, x_stride, way,
+                 way ? d : 0, end, losses, space) == bad, "sgd_steps: another label is wrong");
     free(space), free(way), space = empty(walk_room(layers, n, b, 2));
     const int adapts = chance(2), keeps_x = chance(2);
     real *before = numbers(d, wild), *m = numbers(clients * d, wild);
     real *v = adapts ? numbers(d, wild) : 0, *inverse = adapts ? numbers(d, wild) : 0;
     real *out_x = empty(keeps_x ? clients * d : d), *out_m = empty(clients * d);
     real *out_v = empty(adapts ? clients * d : 0);
-    must(track(layers, n, clients, steps, b, d, rates, pool, rows, targets, keeps, 0.9, inverse, x,
+    must(storm_steps(layers, n, clients, steps, b, d, rates, pool, rows, targets, keeps, 0.9, inverse, x,
                x_stride, before, 0, m, d, v, 0, out_x, keeps_x ? d : 0, end, out_m, out_v, losses,
-               space) == bad, "track: another label is wrong");
+               space) == bad, "storm_steps: another label is wrong");
     free(space), free(before), free(m), free(v), free(inverse), free(out_x), free(out_m);
     free(out_v), free(end), free(losses), free(targets), free(rows), free(x), free(pool);
 }
@@ -168,8 +168,8 @@ static void vectors(void) {
     real *g = numbers(clients * d, 1), *m = numbers(d, 1), *out = empty(clients * d);
     real *keep = numbers(clients, 1);
     double *weights = taken(clients, sizeof(double)), *total = taken(d, sizeof(double));
-    corrected(clients, d, g, d, keep, 1, m, 0, g, d, out);
-    collected(clients, d, 0.9, m, 0, g, d, out);
+    storm_estimate(clients, d, g, d, keep, 1, m, 0, g, d, out);
+    ema_of_squares(clients, d, 0.9, m, 0, g, d, out);
     added(clients, d, weights, g, d, total);
     free(g), free(m), free(out), free(keep), free(weights), free(total);
 }

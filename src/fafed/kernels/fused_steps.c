@@ -29,7 +29,7 @@ static int64_t own_room(const layer *layers, int32_t n, int64_t b) {
     return (room(layers, n, b) + LANES - 1) / LANES * LANES;
 }
 
-/* Numbers that `descend` (one network) or `track` (two) needs; zeros before the first use. */
+/* Numbers that `sgd_steps` (one network) or `storm_steps` (two) needs; zeros before the first use. */
 int64_t walk_room(const layer *layers, int32_t n, int64_t b, int32_t networks) {
     return networks * (own_room(layers, n, b) + largest_block(layers, n) + GAP);
 }

@@ -126,7 +126,7 @@ class Network:
         return gradient, losses
 
     def takes_steps(self, pool: Tensor, b: int) -> bool:
-        """Whether batches of b of these are small enough for `descend` and `track`."""
+        """Whether batches of b of these are small enough for `sgd_steps` and `storm_steps`."""
         _, most = self._layout(pool.shape[1:])
         return b <= most
 

@@ -55,7 +55,7 @@ def test_a_silo_attacks_the_others(tmp_path, monkeypatch):
     write_data(tmp_path / "data", 2)
     found = evil_experiment(tmp_path / "data")
     (tmp_path / "experiment.json").write_text(json.dumps(found.to_dict()))
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "helpers"))
     monkeypatch.setenv("EVIL_SILO", "silo-2")
     monkeypatch.setenv("EVIL_TOLD", str(told))
     monkeypatch.setenv("EVIL_EXPERIMENT", str(tmp_path / "experiment.json"))
