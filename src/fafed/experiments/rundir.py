@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -180,8 +180,10 @@ class RunDir:
                 f"{path} is damaged: {cause}. Restore it from a backup, or {cure or again}"
             ) from cause
 
-    def write_json(self, name: str, content: dict[str, Any], **layout: Any) -> None:
-        text = json.dumps(files.sealed(content), **layout)
+    def write_json(
+        self, name: str, content: Mapping[str, object], *, indent: int | None = None
+    ) -> None:
+        text = json.dumps(files.sealed(content), indent=indent)
         path = self.path / name
         if not path.is_file() or path.read_bytes() != text.encode():  # to wait for a disk is slow
             self.write(name, text)

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from fafed.core import randomness, tree
 from fafed.core.batch import Batch, Picked
+from fafed.core.tree import Tree
 from fafed.errors import ConfigError
 from fafed.kernels import build
 from fafed.kernels.network import Network, recognised
@@ -127,7 +128,7 @@ class Model(Objective):
         buffers = dict(self.module.named_buffers())
         return Memory(tuple(buffers[n].detach().clone() for n in self.buffer_names))
 
-    def hidden_like(self) -> Any:
+    def hidden_like(self) -> Tree:
         return self.module.initial_state(1) if self.recurrent else ()  # type: ignore[operator]
 
     def probe(self, batch: Batch) -> None:

@@ -82,7 +82,7 @@ def card(name: str) -> Card:
         update=inspect.cleandoc(_module_text(cls)).partition("\n\n")[2],
         settings=tuple(
             Setting(f.name, f.default, str(f.metadata["rule"]), f.metadata["about"])
-            for f in dataclasses.fields(cls)  # type: ignore[arg-type]
+            for f in dataclasses.fields(cls)
         ),
         **_costs(algorithm),
         besides=tuple(kind for kind in draws if kind != "round"),
