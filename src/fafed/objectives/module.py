@@ -200,7 +200,7 @@ class Model(Objective):
             )
         return why is None
 
-    def _check_buffers(self, after: tuple[Any, ...]) -> None:
+    def _check_buffers(self, after: tuple[object, ...]) -> None:
         """They are averaged over the clients, so a forward pass must leave them what they are."""
         for name, old, new in zip(self.buffer_names, self.start().buffers, after, strict=True):
             if not isinstance(new, Tensor) or (new.shape, new.dtype) != (old.shape, old.dtype):
@@ -351,7 +351,7 @@ class Model(Objective):
                 yield
 
 
-def _copied(module: nn.Module, same: dict[int, Any] | None = None) -> nn.Module:
+def _copied(module: nn.Module, same: dict[int, object] | None = None) -> nn.Module:
     """A deep copy. Weights that a module computes before each call (pruning, weight norm) are
     copied as numbers: torch refuses to copy what has a history."""
     memo = dict(same or {})
@@ -419,10 +419,10 @@ def _rng_state(device: torch.device) -> Tensor:
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
-def _described(value: Any) -> str:
+def _described(value: object) -> str:
     kind = f"a {value.dtype} of shape " if isinstance(value, Tensor) else "a "
     return kind + _shape(value)
 
 
-def _shape(value: Any) -> str:
+def _shape(value: object) -> str:
     return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__

@@ -187,8 +187,8 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> object:
         out = func(*args, **(kwargs or {}))
         formula = flop_registry.get(func._overloadpacket)
         if formula is not None:
