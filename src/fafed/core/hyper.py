@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from fafed.core.schedules import Schedule
 
@@ -17,7 +17,7 @@ class Rule:
     """What values a hyper-parameter may take."""
 
     text: str
-    test: Callable[[object], bool]
+    test: Callable[[Any], bool]
     schedule: bool = False
 
     def allows(self, value: object) -> bool:
