@@ -11,12 +11,13 @@ import errno
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 from fafed.errors import FafedError
 
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 CRC = "crc"  # the key under which sealed content carries its checksum
 
 
@@ -107,12 +108,12 @@ def sweep(folder: Path) -> None:
 # Checksums.
 
 
-def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+def sealed(content: Mapping[str, object]) -> dict[str, object]:
     """The content with its checksum, to be written as JSON in any layout."""
     return {**content, CRC: _crc(content)}
 
 
-def unsealed(content: Any) -> dict[str, Any]:
+def unsealed(content: object) -> dict[str, Any]:
     """The content of what was `sealed`. Raises ValueError if it has changed. Without a checksum it
     was written by fafed before there were any, and is taken as it is."""
     if not isinstance(content, dict):
@@ -125,5 +126,5 @@ def unsealed(content: Any) -> dict[str, Any]:
     return inner
 
 
-def _crc(content: Mapping[str, Any]) -> str:
+def _crc(content: Mapping[str, object]) -> str:
     return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"

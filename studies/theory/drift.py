@@ -224,7 +224,8 @@ def bias_at_rest_on_engine(
         still = still + 1 if abs(x - before) < STILL else 0
         if still == 5:
             break
-    locals_ = [state.local for state in run.engine.states]  # type: ignore[attr-defined]
+    states = run.engine.snapshot().states
+    locals_ = [state.local for state in states if state is not None]
     return x - PROBLEM.best, run.state.shared, locals_
 
 

@@ -58,12 +58,13 @@ class Trace(NamedTuple):
 
 def trace(algorithm: FAFED, problem: Robust, q: int, T: int, seeds: int) -> Trace:
     """A run of T steps, recorded before every step; eta must be a number."""
-    assert isinstance(algorithm.eta, float)
+    eta = algorithm.eta
+    assert isinstance(eta, float)
     lab = Lab(algorithm, problem, q=q, seeds=range(seeds))
     rows: list[list[Tensor]] = []
     expected: Tensor | None = None
 
-    def look(x: Tensor, m: Tensor, A: Any) -> None:
+    def look(x: Tensor, m: Tensor, A: float | Tensor) -> None:
         """x and m are (seeds, N or 1, d), A is (seeds, 1, d) or a number."""
         nonlocal expected
         A = torch.as_tensor(A, dtype=x.dtype).expand(seeds, 1, problem.d)
@@ -83,16 +84,15 @@ def trace(algorithm: FAFED, problem: Robust, q: int, T: int, seeds: int) -> Trac
                 (xbar - (xbar if expected is None else expected)).norm(dim=-1),
             ]
         )
-        expected = xbar - algorithm.eta * move
+        expected = xbar - eta * move
 
     start = lab.shared.x
     lab.open()
     look(start, lab.shared.m, 1.0)  # the first step has no A
-    (exchange,) = algorithm.exchanges()
     for _ in range(T // q):
-        down, batches = exchange.send(lab.shared), lab.batches()
+        down, batches = algorithm.send(lab.shared), lab.batches()
         for k in range(1, q + 1):
-            _, message = exchange.client(lab.grad, down, lab.local, batches.first(k))
+            _, message = algorithm.local(lab.grad, down, lab.local, batches.first(k))
             v = mean(message).v if k == q else down.v
             look(message.x, message.m, algorithm.scale(v))
         lab.round()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from fafed.core.hyper import between, hyper
 
 
-def server_momentum(note: str = "0 in the paper") -> Any:
+def server_momentum(note: str = "0 in the paper") -> float:
     """The hyper-parameter of that name."""
     about = f"how much of its last move the server adds to the next; {note}"
     return hyper(0.0, between(0, 1), f"{about}. With more of it, a smaller eta")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal
 
 from fafed.core.hyper import hyper, one_of
 
+Wire = Literal["compact", "full"]
 FULL_CURE = "wire='full'"  # with it, clients may be absent
 
 
-def wire(about: str) -> Any:
+def wire(about: str) -> Wire:
     """The hyper-parameter of that name."""
     return hyper("compact", one_of("compact", "full"), about)

@@ -24,7 +24,7 @@ from the papers: AMSGrad's vhat starts at eps0 rather than 0, SuperAdam's v at t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ from fafed.core.batch import Batches, Draw
 from fafed.core.gradient import Grad
 from fafed.core.hyper import above, at_least, between, hyper, one_of, optional, switch
 from fafed.core.schedules import Rate, at
+from fafed.core.tree import Tree
 
 
 class Shared(NamedTuple):
@@ -46,7 +47,7 @@ class Message(NamedTuple):
     x: Tensor
 
 
-Kept = TypeVar("Kept")  # the optimiser's state
+Kept = TypeVar("Kept", bound=Tree)  # the optimiser's state
 
 
 @dataclass(frozen=True)
@@ -187,11 +188,11 @@ class STORM(Central[Recursion]):
             before, x = x, x - self.rate(t + n, total) * d
         return Recursion(before, d, total), Message(x)
 
-    def rate(self, n: Tensor, total: Tensor) -> Any:
+    def rate(self, n: Tensor, total: Tensor) -> float | Tensor:
         """eta_n, with the squares of steps 1 .. n in the total."""
         return self.k / (self.w + total) ** (1 / 3) if self.eta is None else at(self.eta, n)
 
-    def share(self, n: Tensor, total: Tensor) -> Any:
+    def share(self, n: Tensor, total: Tensor) -> float | Tensor:
         """a_n, with the squares of steps 1 .. n - 1 in the total."""
         if self.alpha is not None:
             return at(self.alpha, n)
@@ -294,7 +295,7 @@ class SuperAdam(Central[Adaptive]):
     def mu(self, n: Tensor) -> Tensor:
         return self.k / (self.s + n.double()) ** (1 / 3 if self.momentum == "storm" else 1 / 2)
 
-    def share(self, n: Tensor) -> Any:
+    def share(self, n: Tensor) -> float | Tensor:
         if self.alpha is not None:
             return at(self.alpha, n)
         power = 2 if self.momentum == "storm" else 1

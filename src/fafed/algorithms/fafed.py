@@ -25,12 +25,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from fafed.algorithms._momentum import add_server_momentum, server_momentum
+from fafed.core import tree
 from fafed.core.algorithm import Algorithm, Exchange, RoundInfo, counter
 from fafed.core.batch import Batches
 from fafed.core.gradient import Grad, StormPoint, StormSettings
@@ -244,7 +245,7 @@ class FAFED(Algorithm[Shared, Down, Local, Message]):
             return v + new
         return self.beta * v + (1 - self.beta) * new
 
-    def scale(self, v: Tensor) -> Any:
+    def scale(self, v: Tensor) -> float | Tensor:
         """The diagonal of A."""
         if self.adaptivity == "identity":
             return 1.0
@@ -262,7 +263,7 @@ class FAFED(Algorithm[Shared, Down, Local, Message]):
 
     def message_bytes(self, message: Estimate | Message) -> int:
         spared = message.v.element_size() - 1 if self.v_bits == 8 else 0
-        return super().message_bytes(message) - spared * message.v.numel()
+        return tree.nbytes(message) - spared * message.v.numel()
 
     def bind_model(self, sizes: Sequence[int]) -> Self:
         if self.adaptivity == "block" and not self.blocks:

@@ -36,6 +36,7 @@ from fafed.core.batch import Batch, Batches, Draw
 from fafed.core.gradient import Grad
 from fafed.core.hyper import above, between, hyper, one_of, switch
 from fafed.core.schedules import Rate, at
+from fafed.core.tree import Tree
 from fafed.core.vectors import step
 
 
@@ -68,8 +69,8 @@ class LiteMessage(NamedTuple):
     h: Tensor  # gradient at x; empty if the base has no statistics
 
 
-Kept = TypeVar("Kept")  # by a client
-Sent = TypeVar("Sent")  # by a client
+Kept = TypeVar("Kept", bound=Tree)  # by a client
+Sent = TypeVar("Sent", bound=Tree)  # by a client
 
 
 @dataclass(frozen=True)

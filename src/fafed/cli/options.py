@@ -56,7 +56,7 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     typer.echo(json.dumps(_finite(value), indent=2, default=str, allow_nan=False))
 
 

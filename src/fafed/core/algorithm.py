@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from fafed.core import tree
 from fafed.core.batch import Batches, Draw
 from fafed.core.gradient import Grad
 from fafed.core.hyper import Rule
+from fafed.core.tree import Tree
 from fafed.errors import ConfigError, nearest
 
 
@@ -34,16 +35,16 @@ class RoundInfo(NamedTuple):
     share: float  # weight of those who answered, sum of p_i over S: |S|/N if uniform
 
 
-def everything(shared: Any) -> Any:
+def everything(shared: Shared) -> Shared:
     return shared
 
 
 class Exchange(NamedTuple):
     """One trip to the clients and back."""
 
-    client: Callable[[Grad, Any, Any, Batches], tuple[Any, Any]]
-    server: Callable[[Any, Any, RoundInfo], Any]
-    send: Callable[[Any], Any] = everything  # the part of the shared state that goes down
+    client: Callable[[Grad, Any, Any, Batches], tuple[Tree, Tree]]
+    server: Callable[[Any, Any, RoundInfo], HasX]
+    send: Callable[[Any], HasX] = everything  # the part of the shared state that goes down
     draw: tuple[Draw, ...] = ("round",)
 
 
@@ -56,12 +57,14 @@ class HasX(Protocol):
 
 Shared = TypeVar("Shared", bound=HasX)  # the server's state
 Down = TypeVar("Down", bound=HasX)  # what it sends to the clients
-Local = TypeVar("Local")  # a client's state
-Message = TypeVar("Message")  # what a client sends back
+Local = TypeVar("Local", bound=Tree)  # a client's state
+Message = TypeVar("Message", bound=Tree)  # what a client sends back
 
 
 class Algorithm(ABC, Generic[Shared, Down, Local, Message]):
     """A federated algorithm as pure functions; a subclass's fields are its hyper-parameters."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[object]]]  # every subclass has them
 
     @abstractmethod
     def init(self, x: Tensor) -> Shared:
@@ -111,7 +114,7 @@ class Algorithm(ABC, Generic[Shared, Down, Local, Message]):
         """The fields of its messages that hold squares of gradients, and so nothing negative."""
         return ()
 
-    def message_bytes(self, message: Any) -> int:
+    def message_bytes(self, message: Message) -> int:
         """What a message weighs on a wire: less than its vectors if they are compressed."""
         return tree.nbytes(message)
 
@@ -127,8 +130,8 @@ class Algorithm(ABC, Generic[Shared, Down, Local, Message]):
         """What is worth seeing of the shared state after a round: name -> scalar."""
         return {}
 
-    def __new__(cls, *args: Any, **settings: Any) -> Self:
-        known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    def __new__(cls, *args: object, **settings: object) -> Self:
+        known = [f.name for f in dataclasses.fields(cls)]
         for name in settings:
             if name not in known:
                 raise ConfigError(
@@ -137,7 +140,7 @@ class Algorithm(ABC, Generic[Shared, Down, Local, Message]):
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        for f in dataclasses.fields(self):  # type: ignore[arg-type]
+        for f in dataclasses.fields(self):
             if "rule" in f.metadata:
                 rule: Rule = f.metadata["rule"]
                 value = getattr(self, f.name)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 from fafed.core.schedules import Schedule
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +20,7 @@ class Rule:
     test: Callable[[Any], bool]
     schedule: bool = False
 
-    def allows(self, value: Any) -> bool:
+    def allows(self, value: object) -> bool:
         if self.schedule and isinstance(value, Schedule):
             return True
         return self.test(value)
@@ -27,7 +29,7 @@ class Rule:
         return self.text + (" or a schedule" if self.schedule else "")
 
 
-def _number(value: Any) -> bool:
+def _number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -64,6 +66,6 @@ def optional(rule: Rule) -> Rule:
     return Rule(f"{rule.text} or None", lambda v: v is None or rule.test(v), rule.schedule)
 
 
-def hyper(default: Any, rule: Rule, about: str) -> Any:
+def hyper(default: T, rule: Rule, about: str) -> T:
     """A dataclass field that checks itself when the algorithm is built."""
     return dataclasses.field(default=default, metadata={"rule": rule, "about": about})

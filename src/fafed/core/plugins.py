@@ -30,7 +30,7 @@ def find(path: str, what: str) -> Any:
         raise ConfigError(f"{what} {path!r}: {module_name} has no {name!r}; {hint}") from None
 
 
-def check_options(call: Callable[..., Any], options: Mapping[str, Any], what: str) -> None:
+def check_options(call: Callable[..., object], options: Mapping[str, object], what: str) -> None:
     """Refuse options that `call` does not take, and calls that lack one it needs."""
     try:
         parameters = inspect.signature(call).parameters.values()

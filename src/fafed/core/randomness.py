@@ -8,11 +8,12 @@ below, NumPy for drawing data and torch for dropout masks, use the same mixing f
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -24,7 +25,7 @@ _TWO = 0x94D049BB133111EB
 Keys = NDArray[np.uint64]
 
 
-def keys(purpose: str, *numbers: Any) -> Keys:
+def keys(purpose: str, *numbers: ArrayLike) -> Keys:
     """The key of (purpose, numbers); integers or arrays of them, broadcast against each other."""
     key = _mix(np.uint64(zlib.crc32(purpose.encode())))
     for number in numbers:
@@ -32,12 +33,12 @@ def keys(purpose: str, *numbers: Any) -> Keys:
     return key
 
 
-def _mix(z: Any) -> Keys:
+def _mix(z: ArrayLike) -> Keys:
     with np.errstate(over="ignore"):
-        z = np.asarray(z, dtype=np.uint64) + np.uint64(_STEP)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(_ONE)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(_TWO)
-        return np.asarray(z ^ (z >> np.uint64(31)), dtype=np.uint64)
+        y = np.asarray(z, dtype=np.uint64) + np.uint64(_STEP)
+        y = (y ^ (y >> np.uint64(30))) * np.uint64(_ONE)
+        y = (y ^ (y >> np.uint64(27))) * np.uint64(_TWO)
+        return np.asarray(y ^ (y >> np.uint64(31)), dtype=np.uint64)
 
 
 def permutations(key: Keys, n: int) -> NDArray[np.int64]:
@@ -79,7 +80,8 @@ def keep_mask(key: Tensor, shape: torch.Size, p: float) -> Tensor:
 
 _WHOLE = (F.dropout, torch.dropout, torch.dropout_)
 _CHANNELS = (F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout, torch.feature_dropout_)
-_ONE_EXAMPLE = {F.dropout1d: 2, F.dropout3d: 4}  # dimensions of one that comes without its batch
+# dimensions of one that comes without its batch
+_ONE_EXAMPLE: dict[Callable[..., object], int] = {F.dropout1d: 2, F.dropout3d: 4}
 _IN_PLACE = (torch.dropout_, torch.feature_dropout_)
 
 
@@ -98,15 +100,19 @@ class KeyedDropout(TorchFunctionMode):
         self.calls = 0
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> object:
         if func in _WHOLE or func in _CHANNELS:
             return self._dropout(func, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
     def _dropout(
         self,
-        func: Any,
+        func: Callable[..., object],
         input: Tensor,
         p: float = 0.5,
         train: bool = True,  # of torch.dropout, which has no `training`

@@ -32,9 +32,9 @@ class StudyData:
     direction: Literal["minimize", "maximize"]
 
 
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """One level: "data.partition.kind" for config["data"]["partition"]["kind"]."""
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for name, value in config.items():
         if isinstance(value, Mapping):
             flat |= flatten(value, f"{prefix}{name}.")
@@ -43,6 +43,6 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def show(value: Any) -> str:
+def show(value: object) -> str:
     """A setting as one would write it in TOML, but strings without their quotes."""
     return value if isinstance(value, str) else json.dumps(value, default=str)

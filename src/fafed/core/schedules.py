@@ -7,7 +7,8 @@ algorithm takes a number or a schedule, `at(value, t)` reads either.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,11 +19,13 @@ from fafed.errors import ConfigError
 class Schedule(ABC):
     """A positive number for every step."""
 
+    __dataclass_fields__: ClassVar[dict[str, Field[object]]]  # every subclass has them
+
     @abstractmethod
     def __call__(self, t: Tensor) -> Tensor: ...
 
     def __post_init__(self) -> None:
-        for f in fields(self):  # type: ignore[arg-type]
+        for f in fields(self):
             value = getattr(self, f.name)
             if isinstance(value, int | float) and not value > 0:
                 raise ConfigError(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 T = TypeVar("T")
+Tree: TypeAlias = "Tensor | tuple[Tree, ...]"  # a NamedTuple of tensors is one, too
 
 
 def leaves(tree: object) -> list[Tensor]:
@@ -20,17 +21,17 @@ def leaves(tree: object) -> list[Tensor]:
     return [leaf for branch in tree for leaf in leaves(branch)]
 
 
-def map(function: Callable[..., Any], tree: T, *others: Any) -> T:
+def map(function: Callable[..., Tensor | None], tree: T, *others: object) -> T:
     """The tree of function(leaf, leaf of each of the others)."""
     return cast(T, _map(function, tree, *others))
 
 
-def _map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+def _map(function: Callable[..., Tensor | None], tree: object, *others: Any) -> object:
     if isinstance(tree, Tensor):
         return function(tree, *others)
     if not isinstance(tree, tuple):  # lists and dicts of a user's own
         return pytree.tree_map(function, tree, *others)
-    parts = [_map(function, *branches) for branches in zip(tree, *others, strict=True)]
+    parts: list[Any] = [_map(function, *branches) for branches in zip(tree, *others, strict=True)]
     return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
 
 
@@ -44,7 +45,7 @@ def stack(trees: Sequence[T]) -> T:
     return map(lambda *parts: torch.stack(parts), trees[0], *trees[1:])
 
 
-def take(tree: T, index: Any) -> T:
+def take(tree: T, index: int | Tensor) -> T:
     """The entries `index` of each leaf's first dimension."""
     return map(lambda leaf: leaf[index], tree)
 
@@ -66,13 +67,14 @@ def finite(tree: object) -> Tensor:
     return torch.stack([torch.isfinite(leaf).all() for leaf in numbers]).all()
 
 
-def flatten(tree: Any, prefix: str = "") -> dict[str, Tensor]:
+def flatten(tree: object, prefix: str = "") -> dict[str, Tensor]:
     """Dotted name -> tensor, for files and wires."""
     if isinstance(tree, Tensor):
         return {prefix: tree}
-    names = getattr(tree, "_fields", None) or [str(i) for i in range(len(tree))]
+    branches = cast(tuple[object, ...], tree)
+    names = getattr(tree, "_fields", None) or [str(i) for i in range(len(branches))]
     parts: dict[str, Tensor] = {}
-    for name, branch in zip(names, tree, strict=True):
+    for name, branch in zip(names, branches, strict=True):
         parts |= flatten(branch, f"{prefix}.{name}" if prefix else name)
     return parts
 
@@ -82,7 +84,7 @@ def unflatten(like: T, parts: dict[str, Tensor], prefix: str = "") -> T:
     return cast(T, _unflatten(like, parts, prefix))
 
 
-def _unflatten(like: Any, parts: dict[str, Tensor], prefix: str) -> Any:
+def _unflatten(like: Any, parts: dict[str, Tensor], prefix: str) -> object:
     if isinstance(like, Tensor):
         return parts[prefix]
     names = getattr(like, "_fields", None) or [str(i) for i in range(len(like))]

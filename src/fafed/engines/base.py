@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from torch import Tensor
 
-from fafed.core.algorithm import Exchange, RoundInfo
+from fafed.core.algorithm import Exchange, HasX, RoundInfo
+from fafed.core.tree import Tree
 from fafed.errors import FafedError
 from fafed.objectives.base import Objective
 
@@ -17,18 +18,21 @@ if TYPE_CHECKING:
     from fafed.engines.ranks import Ranks
 
 
+Sent: TypeAlias = "tuple[Tree, tuple[Tensor, ...]]"  # a message, with the client's buffers
+
+
 class ClientState(NamedTuple):
     """What a client keeps between exchanges."""
 
-    local: Any
-    hidden: Any  # of a recurrent model
+    local: Tree
+    hidden: Tree  # of a recurrent model
 
 
 class Snapshot(NamedTuple):
     """What is to be saved of an engine between two rounds."""
 
     states: list[ClientState | None]  # of each client; None if it keeps nothing here
-    notes: dict[str, Any]  # what a server remembers of real silos
+    notes: dict[str, list[int | str]]  # what a server remembers of real silos
 
 
 class Engine(ABC):
@@ -54,7 +58,7 @@ class Engine(ABC):
     def deliver(
         self,
         exchange: Exchange,
-        shared: Any,
+        shared: HasX,
         buffers: tuple[Tensor, ...],
         clients: Sequence[int],
         step: int,
@@ -108,7 +112,7 @@ class StateLost(FafedError):
 class Reply(NamedTuple):
     """What came back from one exchange."""
 
-    mean: Any
+    mean: Tree
     buffers: tuple[Tensor, ...]  # mean of the clients' buffers
     info: RoundInfo
     loss: float | None  # mean over the clients of their mean loss at the points they visited; None
@@ -135,7 +139,7 @@ class Counts:
     def reply(
         self,
         exchange: Exchange,
-        mean: tuple[Any, tuple[Tensor, ...]],
+        mean: Sent,
         clients: Sequence[int],
         weights: Sequence[float],
         *,

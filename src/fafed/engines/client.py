@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fafed.core import tree
-from fafed.core.algorithm import Exchange
+from fafed.core.algorithm import Exchange, HasX
 from fafed.core.batch import Batch, Batches
 from fafed.core.gradient import Grad
+from fafed.core.tree import Tree
 from fafed.engines.base import ClientState, NotFinite
 from fafed.kernels import vectors
 from fafed.objectives.base import Evaluation, Memory, Objective
@@ -20,7 +21,7 @@ class Visit(NamedTuple):
     """What an exchange left behind on one client, and what it sends back."""
 
     state: ClientState
-    message: Any
+    message: Tree
     buffers: tuple[Tensor, ...]
     loss: Tensor  # mean over the points visited; 0 if no batch had one
     has_loss: Tensor  # bool: False if the labels of all batches were ignored
@@ -45,7 +46,7 @@ class Oracle(Grad):
     def __init__(self, objective: Objective, memory: Memory) -> None:
         self.objective = objective
         self.before = self.after = memory
-        self.data: Any = None
+        self.data: object = None
         self.losses: list[tuple[Tensor, Tensor | None]] = []  # and whether there was one
         self.other_losses: list[tuple[Tensor, Tensor | None]] = []  # of anchors and full passes
         self.evaluations = 0
@@ -96,7 +97,7 @@ class Oracle(Grad):
         return vectors.ema_of_squares(v, beta, g)
 
 
-def visit(oracle: Oracle, exchange: Exchange, down: Any, local: Any, batches: Batches) -> Visit:
+def visit(oracle: Oracle, exchange: Exchange, down: HasX, local: Tree, batches: Batches) -> Visit:
     """Let one client do its part; under vmap, several at once."""
     local, message = exchange.client(oracle, down, local, batches)
     return Visit(
@@ -109,7 +110,7 @@ def visit(oracle: Oracle, exchange: Exchange, down: Any, local: Any, batches: Ba
     )
 
 
-def check(client: int, loss: Tensor, message: Any) -> None:
+def check(client: int, loss: Tensor, message: Tree) -> None:
     """Refuse what would spoil the mean."""
     if not torch.isfinite(loss):
         raise NotFinite(client, "loss")

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from fafed.core import tree
-from fafed.core.algorithm import Exchange
+from fafed.core.algorithm import Exchange, HasX
 from fafed.core.gradient import zero_grad
+from fafed.core.tree import Tree
 from fafed.data.sources.examples import ClientBatches
 from fafed.engines.base import ClientState, Engine, NotFinite, Reply, Snapshot
 from fafed.engines.ranks import RankFailed, Ranks
@@ -35,7 +36,7 @@ class Distributed(Engine):
     def __init__(self, simulation: Simulation, ranks: Ranks) -> None:
         self.simulation = simulation
         self.ranks: Ranks = ranks
-        self.nobody: Any = None  # local state of the client that is none, within a round
+        self.nobody: Tree | None = None  # local state of the client that is none, within a round
 
     @property
     def population(self) -> int:
@@ -52,7 +53,7 @@ class Distributed(Engine):
     def deliver(
         self,
         exchange: Exchange,
-        shared: Any,
+        shared: HasX,
         buffers: tuple[Tensor, ...],
         clients: Sequence[int],
         step: int,
@@ -117,7 +118,7 @@ class Distributed(Engine):
     def _empty(
         self,
         exchange: Exchange,
-        shared: Any,
+        shared: HasX,
         buffers: tuple[Tensor, ...],
         clients: Sequence[int],
         step: int,

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Generic
 
 import torch
 from torch import Tensor
 
-from fafed.core.tree import map, take
+from fafed.core.tree import T, map, take
 from fafed.kernels import vectors
 
 
-class Mean:
+class Mean(Generic[T]):
     """A weighted mean, accumulated in float64 in the order of the calls, then cast back."""
 
     def __init__(self) -> None:
-        self.total: Any = None
-        self.like: Any = None
+        self.total: T | None = None
+        self.like: T | None = None
         self.weight = 0.0
 
-    def add(self, tree: Any, weight: float) -> None:
+    def add(self, tree: T, weight: float) -> None:
         """One tree."""
         if self.total is None:
             self._start(tree)
         map(lambda total, leaf: total.add_(leaf, alpha=weight), self.total, tree)
         self.weight += weight
 
-    def add_stacked(self, tree: Any, weights: Tensor) -> None:
+    def add_stacked(self, tree: T, weights: Tensor) -> None:
         """Many trees at once: the leaves' first dimension runs over them."""
         if self.total is None:
             self._start(take(tree, 0))
@@ -37,7 +37,7 @@ class Mean:
         map(absorb, self.total, tree)
         self.weight += float(weights.sum())
 
-    def merge(self, other: Mean) -> None:
+    def merge(self, other: Mean[T]) -> None:
         """The trees that another mean has seen."""
         if self.total is None:
             self.total, self.like = other.total, other.like
@@ -45,13 +45,15 @@ class Mean:
             map(Tensor.add_, self.total, other.total)
         self.weight += other.weight
 
-    def value(self) -> Any:
+    def value(self) -> T:
+        assert self.total is not None, "a mean of nothing"
+
         def cast(total: Tensor, like: Tensor) -> Tensor:
             mean = total / self.weight
             return (mean if like.is_floating_point() else mean.round()).to(like.dtype)
 
         return map(cast, self.total, self.like)
 
-    def _start(self, tree: Any) -> None:
+    def _start(self, tree: T) -> None:
         self.total = map(lambda leaf: torch.zeros_like(leaf, dtype=torch.float64), tree)
         self.like = map(lambda leaf: leaf.new_empty(0), tree)

@@ -15,7 +15,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,9 @@ from torch import Tensor
 
 from fafed.engines.worker_pool import cores
 from fafed.errors import ConfigError, FafedError
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 MEETING = 120.0  # seconds, at least, for all ranks to start: one may have more to load
 ERROR = "fafed/error"  # the store's key of what a rank leaves with
@@ -40,7 +43,7 @@ class RankFailed(FafedError):
 class Ranks:
     """This process among the others."""
 
-    def __init__(self, rank: int, size: int, store: Any, timeout: float) -> None:
+    def __init__(self, rank: int, size: int, store: Store, timeout: float) -> None:
         self.rank = rank
         self.size = size
         self.store = store  # torchrun's, on which the ranks have met
@@ -82,7 +85,7 @@ class Ranks:
         """Whether it is so on any rank."""
         return bool(self.add(torch.tensor([float(here)])).item())
 
-    def tell(self, note: Any = None, source: int = 0) -> Any:
+    def tell(self, note: object = None, source: int = 0) -> Any:
         """What rank `source` has to say to all, something that JSON can hold."""
         if self.rank != source:
             return self.receive(source)[0]
@@ -91,7 +94,7 @@ class Ranks:
                 self.send(other, note)
         return note
 
-    def send(self, to: int, note: Any, leaves: Sequence[Tensor] = ()) -> None:
+    def send(self, to: int, note: object, leaves: Sequence[Tensor] = ()) -> None:
         """A note and some tensors to one rank, which must `receive` them."""
         kinds = [[str(leaf.dtype).removeprefix("torch."), list(leaf.shape)] for leaf in leaves]
         text = bytearray(json.dumps([note, kinds]).encode())

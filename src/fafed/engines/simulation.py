@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
 from fafed.core import tree
-from fafed.core.algorithm import AnyAlgorithm, Exchange
+from fafed.core.algorithm import AnyAlgorithm, Exchange, HasX
 from fafed.data.sources.examples import Source
 from fafed.engines import backends
-from fafed.engines.base import ClientState, Counts, Engine, Reply, Snapshot
+from fafed.engines.base import ClientState, Counts, Engine, Reply, Sent, Snapshot
 from fafed.engines.mean import Mean
 from fafed.engines.states import ClientStates
 from fafed.engines.worker_pool import WorkerPool
@@ -27,7 +26,7 @@ LARGE_BYTES = 2**25  # size of a vector after whose use freed memory may go back
 class Sums(Counts):
     """The weighted sums over some clients from which the reply is made."""
 
-    mean: Mean = field(default_factory=Mean)
+    mean: Mean[Sent] = field(default_factory=Mean)
 
 
 class Simulation(Engine):
@@ -66,7 +65,7 @@ class Simulation(Engine):
     def deliver(
         self,
         exchange: Exchange,
-        shared: Any,
+        shared: HasX,
         buffers: tuple[Tensor, ...],
         clients: Sequence[int],
         step: int,
@@ -77,7 +76,7 @@ class Simulation(Engine):
     def collect(
         self,
         exchange: Exchange,
-        shared: Any,
+        shared: HasX,
         buffers: tuple[Tensor, ...],
         clients: Sequence[int],
         step: int,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from fafed.core import plugins, randomness
 from fafed.core.batch import Batch
 from fafed.data import partition
 from fafed.data.checks import check_measured
-from fafed.data.sources.examples import Examples, Source, examples_of
+from fafed.data.sources.examples import Examples, Indices, Source, examples_of
 from fafed.data.sources.streams import Streams, passage
 from fafed.engines.ranks import Ranks
 from fafed.errors import ConfigError, DataError, nearest
@@ -29,6 +29,7 @@ from fafed.training.build import build
 from fafed.training.evaluation import Parts, chunks, evaluator
 from fafed.training.loop import Run
 
+T = TypeVar("T")
 LOSSES: dict[str, Loss] = {
     "cross_entropy": F.cross_entropy,
     "token_cross_entropy": models.token_cross_entropy,
@@ -179,7 +180,7 @@ def _own(experiment: Experiment, own: datasets.Own) -> Shards:
     return Shards(source, measured, counts, [str(i) for i in range(classes)], text=False)
 
 
-def held_out(n: int, share: float, seed: int) -> tuple[Any, Any]:
+def held_out(n: int, share: float, seed: int) -> tuple[Indices, Indices]:
     """Rows to train on and rows to hold out; both sorted, a function of the seed."""
     order = randomness.permutations(randomness.keys("validation", seed), n)
     count = int(share * n)
@@ -187,7 +188,7 @@ def held_out(n: int, share: float, seed: int) -> tuple[Any, Any]:
 
 
 def _sampled(
-    experiment: Experiment, pool: tuple[Tensor, ...], parts: Sequence[Any]
+    experiment: Experiment, pool: tuple[Tensor, ...], parts: Sequence[Indices]
 ) -> dict[str, Callable[[], Iterable[Batch]]]:
     """Some of the clients' examples: the loss of the server's model on them is the training loss,
     which the loss along the clients' own steps is not when their data differ."""
@@ -199,7 +200,7 @@ def _sampled(
     return {"train": _chunks(_rows(pool, np.sort(used[order[:count]])))}
 
 
-def _rows(pool: tuple[Tensor, ...], rows: Any) -> tuple[Tensor, ...]:
+def _rows(pool: tuple[Tensor, ...], rows: Indices) -> tuple[Tensor, ...]:
     chosen = torch.from_numpy(rows)
     return tuple(part[chosen] for part in pool)
 
@@ -219,16 +220,17 @@ def _chunks(data: tuple[Tensor, ...]) -> Callable[[], Iterable[Batch]]:
 def _loss(name: str, text: bool) -> Loss:
     if name == "auto":
         name = "token_cross_entropy" if text else "cross_entropy"
-    return _named(name, LOSSES, "loss")  # type: ignore[no-any-return]
+    return _named(name, LOSSES, "loss")
 
 
 def _metric(name: str) -> Metric:
-    return _named(name, METRICS, "metrics")  # type: ignore[no-any-return]
+    return _named(name, METRICS, "metrics")
 
 
-def _named(name: str, known: Mapping[str, Any], what: str) -> Any:
+def _named(name: str, known: Mapping[str, T], what: str) -> T:
     if ":" in name:
-        return plugins.find(name, what)
+        found: T = plugins.find(name, what)
+        return found
     if name not in known:
         raise ConfigError(
             f"{what}: nothing is called {name!r}; {nearest(name, known)}; "

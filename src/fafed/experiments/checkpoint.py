@@ -13,8 +13,9 @@ import json
 import os
 import time
 import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -39,6 +40,22 @@ OLD_DIGEST = (
 
 class CheckpointError(FafedError):
     """A checkpoint that cannot be used."""
+
+
+class Header(TypedDict):
+    """What a checkpoint says about itself."""
+
+    format: int
+    digest: str
+    round: int
+    members: Sequence[int]
+    totals: Totals  # in the file a list
+    clients: list[int]  # those that keep something here
+    engine: str
+    memo: dict[str, list[int | str]]
+    tensors: dict[str, list[int | str | list[int]]]  # name -> checksum, type, shape
+    checksums: NotRequired[dict[str, int]]  # instead of tensors, before format 3
+    same: NotRequired[dict[str, str]]
 
 
 class Saver:
@@ -105,7 +122,7 @@ def save(
     tensors = {
         name: leaf.detach().contiguous().cpu() for name, leaf in tensors.items() if name not in same
     }
-    header = {
+    header: Header = {
         "format": FORMAT,
         "digest": digest,
         "round": state.round,
@@ -181,8 +198,8 @@ def load(run: Run, path: Path, *digests: str) -> None:
         local = run.algorithm.join(shared.x)
         for i in header["clients"]:
             carried = any(name.startswith(f"client.{i}.hidden") for name in tensors)
-            like = ClientState(local, engine.objective.hidden_like() if carried else ())
-            states[i] = tree.unflatten(like, tensors, f"client.{i}")
+            keeps = ClientState(local, engine.objective.hidden_like() if carried else ())
+            states[i] = tree.unflatten(keeps, tensors, f"client.{i}")
     except KeyError as cause:
         raise CheckpointError(
             f"checkpoint {path} has no {cause}: another version of {type(run.algorithm).__name__} "
@@ -210,7 +227,7 @@ def share(run: Run) -> None:
     run.engine.deal()
 
 
-def _header(path: Path) -> dict[str, Any]:
+def _header(path: Path) -> Header:
     try:
         with safe_open(path, framework="pt") as file:
             header = files.unsealed(written := json.loads((file.metadata() or {})["fafed"]))
@@ -222,16 +239,16 @@ def _header(path: Path) -> dict[str, Any]:
             raise ValueError("its header has no checksum")
         if header["round"] != round_of(path):
             raise ValueError(f"it is of round {header['round']}, and named otherwise")
-        return header
+        return cast(Header, header)
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as cause:
         raise CheckpointError(
             f"checkpoint {path} is damaged or not fafed's ({type(cause).__name__}: {cause})"
         ) from cause
 
 
-def _tensors(path: Path, header: dict[str, Any]) -> dict[str, Tensor]:
+def _tensors(path: Path, header: Header) -> dict[str, Tensor]:
     tensors, same = {}, header.get("same", {})
-    told = header["tensors"] if header["format"] >= 3 else header["checksums"]
+    told: Mapping[str, object] = header["tensors"] if header["format"] >= 3 else header["checksums"]
     try:
         with safe_open(path, framework="pt") as file:
             names = set(file.keys())
@@ -248,7 +265,7 @@ def _tensors(path: Path, header: dict[str, Any]) -> dict[str, Tensor]:
     return tensors | {name: tensors[first] for name, first in same.items()}
 
 
-def _described(leaf: Tensor) -> list[Any]:
+def _described(leaf: Tensor) -> list[int | str | list[int]]:
     return [_checksum(leaf), str(leaf.dtype).removeprefix("torch."), list(leaf.shape)]
 
 
@@ -258,7 +275,7 @@ def _checksum(leaf: Tensor) -> int:
 
 def _repeated(tensors: dict[str, Tensor]) -> dict[str, str]:
     """Name -> the first name of the very same tensor, for those that come again."""
-    first: dict[Any, str] = {}
+    first: dict[tuple[object, ...], str] = {}
     found = {}
     for name, leaf in tensors.items():
         if leaf.numel():

@@ -22,11 +22,15 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fafed.errors import ConfigError, nearest
+from fafed.files import Json
+
+if TYPE_CHECKING:
+    from fafed.core.algorithm import AnyAlgorithm
 
 FULL = Literal["full"]
 
@@ -96,7 +100,7 @@ class Experiment(Part):
     # Reading and writing.
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any], where: str = "experiment") -> Experiment:
+    def from_dict(cls, content: Mapping[str, object], where: str = "experiment") -> Experiment:
         """From nested dictionaries; a wrong key or value is refused with the nearest right one."""
         try:
             found = cls.model_validate(_integers_as_floats(cls, dict(content)))
@@ -120,8 +124,7 @@ class Experiment(Part):
 
     def to_dict(self) -> dict[str, Any]:
         """Nested dictionaries without what is left empty."""
-        content: dict[str, Any] = _without_none(self.model_dump())
-        return content
+        return cast(dict[str, Any], _without_none(self.model_dump()))
 
     def to_toml(self) -> str:
         return _toml(self.to_dict())
@@ -138,7 +141,7 @@ class Experiment(Part):
         or its run would not be found again; checkpoints carried it before there was `digest`."""
         return _hash(self._decisive())
 
-    def _decisive(self) -> dict[str, Any]:
+    def _decisive(self) -> dict[str, Json]:
         content = self.to_dict()
         for key in ("name", "settings", "search", "checkpoint_every"):
             content.pop(key, None)
@@ -152,10 +155,10 @@ class Experiment(Part):
 
     # Variations.
 
-    def changed(self, **changes: Any) -> Experiment:
+    def changed(self, **changes: object) -> Experiment:
         return Experiment.from_dict(self.to_dict() | changes, self.name)
 
-    def with_algorithm(self, name: str, **settings: Any) -> Experiment:
+    def with_algorithm(self, name: str, **settings: object) -> Experiment:
         """The same for another algorithm, with the settings that the file gives for it."""
         own = self.algorithm.options if name == self.algorithm.name else {}
         chosen = own | self.settings.get(name, {}) | settings
@@ -186,17 +189,19 @@ class Experiment(Part):
                 )
             partition.build(dataset=self.data.name, **self.data.partition)
 
-    def algorithm_object(self, epoch_steps: int) -> Any:
+    def algorithm_object(self, epoch_steps: int) -> AnyAlgorithm:
         return self._algorithm(self.algorithm.name, self.algorithm.options, epoch_steps)
 
-    def _algorithm(self, name: str, settings: Mapping[str, Any], epoch_steps: int) -> Any:
+    def _algorithm(
+        self, name: str, settings: Mapping[str, object], epoch_steps: int
+    ) -> AnyAlgorithm:
         from fafed.algorithms import find
 
         units = {"step": 1, "round": self.local_steps, "epoch": epoch_steps}
         return find(name)(**{k: _setting(k, v, units) for k, v in settings.items()})
 
 
-def _setting(name: str, value: Any, units: Mapping[str, int]) -> Any:
+def _setting(name: str, value: object, units: Mapping[str, int]) -> object:
     """A hyper-parameter: lists become tuples, { schedule = ... } a schedule."""
     from fafed.core import schedules
 
@@ -204,7 +209,7 @@ def _setting(name: str, value: Any, units: Mapping[str, int]) -> Any:
         return tuple(value)
     if not isinstance(value, Mapping):
         return value
-    kinds = {
+    kinds: dict[str, type[schedules.Schedule]] = {
         "power": schedules.Power,
         "theory-step": schedules.TheoryStep,
         "theory-momentum": schedules.TheoryMomentum,
@@ -219,7 +224,7 @@ def _setting(name: str, value: Any, units: Mapping[str, int]) -> Any:
         )
     if options.get("every") in units:
         options["every"] = units[options["every"]]
-    known = [f.name for f in dataclasses.fields(kinds[kind])]  # type: ignore[arg-type]
+    known = [f.name for f in dataclasses.fields(kinds[kind])]
     for key in options:
         if key not in known:
             raise ConfigError(f"{name}: schedule {kind!r} has no {key!r}; {nearest(key, known)}")
@@ -268,17 +273,19 @@ _FIRST_OF_DATA = {
 }
 
 
-def _without_later(model: type[BaseModel], content: Mapping[str, Any]) -> dict[str, Any]:
+def _without_later(model: type[BaseModel], content: Mapping[str, Json]) -> dict[str, Json]:
     first = _FIRST_OF_DATA if issubclass(model, Data) else _FIRST
     kept = {}
     for name, value in content.items():
         field = model.model_fields[name]
         if name in first or value != field.get_default(call_default_factory=True):
-            kept[name] = _without_later(Data, value) if field.annotation is Data else value
+            if isinstance(value, dict) and field.annotation is Data:
+                value = _without_later(Data, value)
+            kept[name] = value
     return kept
 
 
-def _hash(content: Mapping[str, Any]) -> str:
+def _hash(content: Mapping[str, Json]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -320,14 +327,14 @@ def _explained(error: ValidationError) -> str:
     return "; ".join(dict.fromkeys(problems))
 
 
-def _fields_at(place: tuple[Any, ...]) -> list[str]:
+def _fields_at(place: tuple[int | str, ...]) -> list[str]:
     model: Any = Experiment
     for part in place:
         model = model.model_fields[part].annotation
     return list(model.model_fields)
 
 
-def _integers_as_floats(model: Any, content: dict[str, Any]) -> dict[str, Any]:
+def _integers_as_floats(model: type[BaseModel], content: dict[str, object]) -> dict[str, object]:
     """TOML writes 1 where a number may be 1.0; strict validation would refuse it."""
     for name, field in model.model_fields.items():
         value = content.get(name)
@@ -340,18 +347,18 @@ def _integers_as_floats(model: Any, content: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
-def _without_none(value: Any) -> Any:
+def _without_none(value: Json) -> Json:
     if isinstance(value, dict):
         return {k: _without_none(v) for k, v in value.items() if v is not None and v != {}}
     return value
 
 
-def _toml(content: Mapping[str, Any], prefix: str = "") -> str:
+def _toml(content: Mapping[str, Json], prefix: str = "") -> str:
     """Plain values first, then tables; enough TOML for an experiment."""
     lines = [f"{_key(k)} = {_value(v)}" for k, v in content.items() if not _is_table(k, v, prefix)]
     text = "\n".join(lines) + ("\n" if lines else "")
     for key, value in content.items():
-        if _is_table(key, value, prefix):
+        if isinstance(value, dict) and _is_table(key, value, prefix):
             path = f"{prefix}.{_key(key)}" if prefix else _key(key)
             inner = _toml(value, path)
             only_tables = all(isinstance(v, dict) for v in value.values()) and value
@@ -359,7 +366,7 @@ def _toml(content: Mapping[str, Any], prefix: str = "") -> str:
     return text
 
 
-def _is_table(key: str, value: Any, prefix: str) -> bool:
+def _is_table(key: str, value: Json, prefix: str) -> bool:
     if not isinstance(value, dict):
         return False
     return prefix == "" or prefix in ("settings", "search")
@@ -369,7 +376,7 @@ def _key(key: str) -> str:
     return key if key.replace("_", "").replace("-", "").isalnum() else json.dumps(key)
 
 
-def _value(value: Any) -> str:
+def _value(value: Json) -> str:
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + " }"
     if isinstance(value, list | tuple):

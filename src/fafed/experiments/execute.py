@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from fafed import __version__, files
 from fafed.core.records import Record
@@ -22,6 +22,9 @@ from fafed.kernels import malloc
 
 if TYPE_CHECKING:  # they bring torch
     from fafed.engines.ranks import Ranks
+    from fafed.experiments.assemble import Prepared
+    from fafed.experiments.checkpoint import Saver
+    from fafed.files import Json
     from fafed.training.loop import Run
 
 OnRecord = Callable[[Record], None]
@@ -31,7 +34,7 @@ def execute(
     experiment: Experiment,
     place: RunDir,
     on_record: OnRecord | None = None,
-    prepare: Callable[[Experiment, str | None], Any] | None = None,
+    prepare: Callable[[Experiment, str | None], Prepared] | None = None,
     *,
     again: bool = False,
     lag: float | None = None,
@@ -83,7 +86,7 @@ def _go_on(
     experiment: Experiment,
     place: RunDir,
     descriptor: int,
-    saver: Any,
+    saver: Saver,
     stopping: Stopping,
     on_record: OnRecord | None,
 ) -> None:
@@ -218,7 +221,7 @@ def _cut(place: RunDir, start: _Start, round: int) -> None:
         files.write(place._records, [content])
 
 
-def environment(prepared: Any) -> dict[str, Any]:
+def environment(prepared: Prepared) -> dict[str, Json]:
     import numpy
     import torch
 

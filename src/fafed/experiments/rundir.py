@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +183,7 @@ class RunDir:
     def write_json(
         self,
         name: str,
-        content: dict[str, Any],
+        content: Mapping[str, object],
         *,
         indent: int | None = None,
         private: bool = False,

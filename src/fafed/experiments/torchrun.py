@@ -7,15 +7,25 @@ clients that they host. What the two functions below say to each other must stay
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TypedDict
 
 from fafed.engines.ranks import Ranks
 from fafed.experiments import checkpoint
-from fafed.experiments.assemble import prepare
+from fafed.experiments.assemble import Prepared, prepare
 from fafed.experiments.config import Experiment
 from fafed.experiments.execute import OnRecord, agreed, due, end_together, execute
 from fafed.experiments.rundir import RunDir
 from fafed.experiments.stopping import Stopping
+from fafed.files import Json
+
+
+class Plan(TypedDict):
+    """What rank 0 tells the others."""
+
+    experiment: dict[str, Json]
+    engine: str | None
+    workers: int | None
+    cure: str
 
 
 def lead(
@@ -29,13 +39,14 @@ def lead(
 ) -> None:
     """Rank 0: run the experiment in its directory."""
 
-    def prepared(experiment: Experiment, engine: str | None) -> Any:
+    def prepared(experiment: Experiment, engine: str | None) -> Prepared:
         ranks.cure = (
             f"The last checkpoint is safe: `fafed resume {place.path}`, under torchrun with any "
             "number of ranks or without it, goes on from there"
         )
-        plan = {"engine": engine, "workers": workers, "cure": ranks.cure}
-        ranks.tell({"experiment": experiment.to_dict()} | plan)
+        content, cure = experiment.to_dict(), ranks.cure
+        plan: Plan = {"experiment": content, "engine": engine, "workers": workers, "cure": cure}
+        ranks.tell(plan)
         return prepare(experiment, engine, ranks, workers=workers or ranks.workers())
 
     execute(experiment, place, on_record, prepared, again=again)
@@ -44,7 +55,7 @@ def lead(
 def take_part(ranks: Ranks) -> None:
     """Any other rank, until the run is finished or stopped."""
     logging.getLogger("fafed").setLevel(logging.ERROR)  # rank 0 warns
-    plan = ranks.tell()
+    plan: Plan | None = ranks.tell()
     if plan is None:  # there is nothing to do
         return
     experiment, ranks.cure = Experiment.from_dict(plan["experiment"]), plan["cure"]

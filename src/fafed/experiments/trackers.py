@@ -32,7 +32,7 @@ class Tracker(Protocol):
 class TensorBoard:
     """Event files in FOLDER/NAME."""
 
-    def __init__(self, folder: str, name: str, config: Mapping[str, Any]) -> None:
+    def __init__(self, folder: str, name: str, config: Mapping[str, object]) -> None:
         _need("tensorboard", "tensorboard")
         tensorboard: Any = importlib.import_module("torch.utils.tensorboard")
         self.writer = tensorboard.SummaryWriter(Path(folder) / name)
@@ -52,7 +52,7 @@ class TensorBoard:
 class MLflow:
     """A run in the MLflow experiment that is named like ours, on the server or store at a URI."""
 
-    def __init__(self, uri: str, name: str, config: Mapping[str, Any]) -> None:
+    def __init__(self, uri: str, name: str, config: Mapping[str, object]) -> None:
         _need("mlflow", "mlflow")
         from mlflow import MlflowClient  # type: ignore[import-not-found,unused-ignore]
         from mlflow.entities import (  # type: ignore[import-not-found,unused-ignore]
@@ -82,7 +82,7 @@ class MLflow:
 class WandB:
     """A run in a Weights & Biases project; WANDB_MODE=offline keeps it on this machine."""
 
-    def __init__(self, project: str, name: str, config: Mapping[str, Any]) -> None:
+    def __init__(self, project: str, name: str, config: Mapping[str, object]) -> None:
         wandb = _need("wandb", "wandb")
         # create_new: a run of the user's own may be active.
         self.run = wandb.init(project=project, name=name, config=dict(config), reinit="create_new")
@@ -94,7 +94,7 @@ class WandB:
         self.run.finish()
 
 
-Open = Callable[[str, str, Mapping[str, Any]], Tracker]
+Open = Callable[[str, str, Mapping[str, object]], Tracker]
 TRACKERS: dict[str, tuple[Open, str]] = {
     "tensorboard": (TensorBoard, "DIR"),
     "mlflow": (MLflow, "URI"),
@@ -102,7 +102,7 @@ TRACKERS: dict[str, tuple[Open, str]] = {
 }
 
 
-def open_tracker(spec: str, name: str, config: Mapping[str, Any]) -> Tracker:
+def open_tracker(spec: str, name: str, config: Mapping[str, object]) -> Tracker:
     """A tracker for the run `name`: "tensorboard:DIR", "mlflow:URI" or "wandb:PROJECT"."""
     kind, _, where = spec.partition(":")
     if kind not in TRACKERS:
@@ -123,7 +123,7 @@ def _numbers(record: Record) -> dict[str, float]:
     return {name: value for name, value in record.flat().items() if value is not None}
 
 
-def _parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+def _parameters(config: Mapping[str, object]) -> dict[str, object]:
     """The flat config with values that every tracker takes."""
     plain = (bool, int, float, str)
     return {k: v if isinstance(v, plain) else show(v) for k, v in flatten(config).items()}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fafed.core import tree
 from fafed.core.batch import Batch
+from fafed.core.tree import Tree
 from fafed.errors import ConfigError
 from fafed.kernels.network import Network
 
@@ -24,7 +25,7 @@ class Memory(NamedTuple):
     """What an evaluation leaves behind beside the gradient."""
 
     buffers: tuple[Tensor, ...] = ()  # BatchNorm statistics and the like
-    hidden: Any = ()  # state of a recurrent model
+    hidden: Tree = ()  # state of a recurrent model
 
 
 class Evaluation(NamedTuple):
@@ -70,7 +71,7 @@ class Objective(ABC):
         """The memory of a client before its first evaluation."""
         return Memory()
 
-    def hidden_like(self) -> Any:
+    def hidden_like(self) -> Tree:
         """Something of the shape of a carried recurrent state."""
         return ()
 

@@ -38,7 +38,7 @@ class Averaged(NamedTuple):
         return kept.flatten(leading).sum(-1)
 
 
-def averaged(function: Callable[..., Any]) -> Averaged:
+def averaged(function: Callable[..., object]) -> Averaged:
     settings: dict[str, Any] = {}
     while isinstance(function, functools.partial):
         settings = function.keywords | settings
@@ -51,11 +51,12 @@ def averaged(function: Callable[..., Any]) -> Averaged:
     ignored = settings.get("ignore_index", getattr(function, "ignore_index", None))
     if ignored is None:
         ignored = _default(function)
-    known = isinstance(ignored, int) and not isinstance(ignored, bool)
-    return Averaged(ignored if known else None, weights)
+    if not isinstance(ignored, int) or isinstance(ignored, bool):
+        ignored = None
+    return Averaged(ignored, weights)
 
 
-def _default(function: Callable[..., Any]) -> Any:
+def _default(function: Callable[..., object]) -> object:
     try:
         return inspect.signature(function).parameters["ignore_index"].default
     except (KeyError, TypeError, ValueError):  # it has none, or does not tell

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from fafed.core import randomness, tree
 from fafed.core.batch import Batch, Picked
+from fafed.core.tree import Tree
 from fafed.errors import ConfigError
 from fafed.kernels import build
 from fafed.kernels.network import Network, recognised
@@ -127,7 +128,7 @@ class Model(Objective):
         buffers = dict(self.module.named_buffers())
         return Memory(tuple(buffers[n].detach().clone() for n in self.buffer_names))
 
-    def hidden_like(self) -> Any:
+    def hidden_like(self) -> Tree:
         return self.module.initial_state(1) if self.recurrent else ()  # type: ignore[operator]
 
     def probe(self, batch: Batch) -> None:
@@ -199,7 +200,7 @@ class Model(Objective):
             )
         return why is None
 
-    def _check_buffers(self, after: tuple[Any, ...]) -> None:
+    def _check_buffers(self, after: tuple[object, ...]) -> None:
         """They are averaged over the clients, so a forward pass must leave them what they are."""
         for name, old, new in zip(self.buffer_names, self.start().buffers, after, strict=True):
             if not isinstance(new, Tensor) or (new.shape, new.dtype) != (old.shape, old.dtype):
@@ -350,7 +351,7 @@ class Model(Objective):
                 yield
 
 
-def _copied(module: nn.Module, same: dict[int, Any] | None = None) -> nn.Module:
+def _copied(module: nn.Module, same: dict[int, object] | None = None) -> nn.Module:
     """A deep copy. Weights that a module computes before each call (pruning, weight norm) are
     copied as numbers: torch refuses to copy what has a history."""
     memo = dict(same or {})
@@ -418,10 +419,10 @@ def _rng_state(device: torch.device) -> Tensor:
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
-def _described(value: Any) -> str:
+def _described(value: object) -> str:
     kind = f"a {value.dtype} of shape " if isinstance(value, Tensor) else "a "
     return kind + _shape(value)
 
 
-def _shape(value: Any) -> str:
+def _shape(value: object) -> str:
     return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__

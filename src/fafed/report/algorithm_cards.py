@@ -9,7 +9,6 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +29,7 @@ from fafed.training.loop import Run
 @dataclasses.dataclass(frozen=True)
 class Setting:
     name: str
-    default: Any
+    default: object
     allowed: str
     about: str
 
@@ -82,7 +81,7 @@ def card(name: str) -> Card:
         update=inspect.cleandoc(_module_text(cls)).partition("\n\n")[2],
         settings=tuple(
             Setting(f.name, f.default, str(f.metadata["rule"]), f.metadata["about"])
-            for f in dataclasses.fields(cls)  # type: ignore[arg-type]
+            for f in dataclasses.fields(cls)
         ),
         **_costs(algorithm),
         besides=tuple(kind for kind in draws if kind != "round"),
@@ -317,5 +316,5 @@ def _vectors(value: float) -> str:
     return "nothing" if value == 0 else f"{_number(value)} vector{'s' * (value != 1)}"
 
 
-def _literal(value: Any) -> str:
+def _literal(value: object) -> str:
     return json.dumps(value) if isinstance(value, str) else repr(value)

@@ -48,7 +48,7 @@ class Series:
 @dataclass(frozen=True)
 class Curve:
     label: str
-    settings: dict[str, Any]  # flat, without seed and name
+    settings: dict[str, object]  # flat, without seed and name
     runs: tuple[RunData, ...]  # one per seed, none without records
     diverged: bool  # one of its seeds did, perhaps before its first record
 
@@ -99,7 +99,7 @@ def make_curves(runs: Sequence[RunData]) -> list[Curve]:
     ]
 
 
-def _settings(run: RunData) -> dict[str, Any]:
+def _settings(run: RunData) -> dict[str, object]:
     return {k: v for k, v in flatten(run.config).items() if k not in NOT_SETTINGS}
 
 
@@ -110,7 +110,7 @@ def _algorithm(run: RunData) -> str:
 
 def _one_per_seed(runs: list[RunData]) -> tuple[RunData, ...]:
     """A repeated seed says nothing new, yet would shrink the spread: keep its longest run."""
-    kept: dict[Any, RunData] = {}
+    kept: dict[object, RunData] = {}
     for i, run in enumerate(run for run in runs if run.records):
         seed = run.config.get("seed", f"run {i}")
         if seed not in kept or len(run.records) > len(kept[seed].records):
@@ -118,13 +118,13 @@ def _one_per_seed(runs: list[RunData]) -> tuple[RunData, ...]:
     return tuple(kept.values())
 
 
-def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
+def differing(settings: Sequence[dict[str, object]]) -> list[str]:
     """The keys whose values are not the same everywhere, in order of appearance."""
     keys = dict.fromkeys(key for one in settings for key in one)
     return [key for key in keys if len({show(one.get(key, ABSENT)) for one in settings}) > 1]
 
 
-def _labels(algorithms: list[str], settings: list[dict[str, Any]]) -> list[str]:
+def _labels(algorithms: list[str], settings: list[dict[str, object]]) -> list[str]:
     labels = []
     for algorithm, own in zip(algorithms, settings, strict=True):
         rivals = [s for a, s in zip(algorithms, settings, strict=True) if a == algorithm]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from fafed.core.run_data import RunData, show
+from fafed.files import Json
 from fafed.report.curves import Curve, differing
 from fafed.report.numbers import NOTHING
 from fafed.report.palette import style
@@ -24,7 +24,7 @@ def thin(length: int, most: int = MOST_POINTS) -> list[int]:
     return [round(i * (length - 1) / (most - 1)) for i in range(most)]
 
 
-def curve_styles(curves: Sequence[Curve]) -> list[dict[str, Any]]:
+def curve_styles(curves: Sequence[Curve]) -> list[dict[str, Json]]:
     styles = (style(i) for i in range(len(curves)))
     return [
         {"label": curve.label, "hue": hue, "dash": dash}
@@ -38,12 +38,12 @@ class Charts:
     def __init__(self, curves: Sequence[Curve]) -> None:
         self.curves = curves
         self.grids: list[dict[str, list[float]]] = []
-        self.charts: list[dict[str, Any]] = []
+        self.charts: list[dict[str, Json]] = []
         self.thinned = False
 
     def add(self, quantity: Quantity, target: Target | None = None) -> int | None:
         """The number of the new chart; None if there is nothing to draw."""
-        drawn = []
+        drawn: list[dict[str, Json]] = []
         for i, curve in enumerate(self.curves):
             series = curve.series(quantity).finite()
             if not series.values:
@@ -51,7 +51,11 @@ class Charts:
             keep = thin(len(series.values))
             self.thinned |= len(keep) < len(series.values)
             grid = {axis: _pick(column, keep) for axis, column in series.costs.items()}
-            line = {"curve": i, "grid": self._grid(grid), "mean": _pick(series.mean, keep)}
+            line: dict[str, Json] = {
+                "curve": i,
+                "grid": self._grid(grid),
+                "mean": _pick(series.mean, keep),
+            }
             if len(curve.runs) > 1:
                 line |= {"low": _pick(series.low, keep), "high": _pick(series.high, keep)}
             drawn.append(line)
@@ -79,16 +83,16 @@ def _pick(values: Sequence[float], keep: Sequence[int]) -> list[float]:
     return [float(f"{values[i]:.6g}") for i in keep]
 
 
-def axes() -> dict[str, Any]:
+def axes() -> dict[str, Json]:
     return {key: {"title": axis.title, "unit": axis.unit} for key, axis in AXES.items()}
 
 
-def heat_maps(curves: Sequence[Curve]) -> list[dict[str, Any]]:
+def heat_maps(curves: Sequence[Curve]) -> list[dict[str, Json]]:
     """One client x class picture for each way in which the data were divided.
 
     Seeds that divide the data differently are represented by the first of them.
     """
-    first: dict[str, tuple[RunData, dict[str, Any]]] = {}
+    first: dict[str, tuple[RunData, dict[str, object]]] = {}
     for curve in curves:
         data = {key: v for key, v in curve.settings.items() if key.startswith("data.")}
         for run in curve.runs:
@@ -101,7 +105,7 @@ def heat_maps(curves: Sequence[Curve]) -> list[dict[str, Any]]:
     ]
 
 
-def _heat_map(run: RunData, title: str) -> dict[str, Any]:
+def _heat_map(run: RunData, title: str) -> dict[str, Json]:
     counts = run.counts or []
     keep = thin(len(counts), MOST_CLIENTS)
     width = max(len(row) for row in counts)
@@ -119,7 +123,7 @@ def _heat_map(run: RunData, title: str) -> dict[str, Any]:
     }
 
 
-def to_json(value: Any) -> str:
+def to_json(value: object) -> str:
     """JSON that is inert inside a <script> element, whatever the strings in it say."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -315,13 +315,13 @@ def tuning(studies: Sequence[StudyData]) -> str:
     return f'<section id="tuning"><h2>Tuning</h2>{"".join(parts)}</section>'
 
 
-def _parameter(value: Any) -> str:
+def _parameter(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return NOTHING if value is None else show(value)
 
 
-def _common(curves: Sequence[Curve]) -> dict[str, Any]:
+def _common(curves: Sequence[Curve]) -> dict[str, object]:
     apart = set(differing([curve.settings for curve in curves]))
     return {key: value for key, value in curves[0].settings.items() if key not in apart}
 

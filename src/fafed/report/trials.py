@@ -25,7 +25,7 @@ def states(study: StudyData) -> str:
     return ", ".join(f"{n} {state}" for state, n in counts.most_common())
 
 
-def coordinates(study: StudyData) -> dict[str, Any]:
+def coordinates(study: StudyData) -> dict[str, object]:
     """What the page draws: axes with their ticks, and one line per trial, the worst first."""
     trials = ranked(study)[::-1]  # the best are drawn last, on top
     axes, columns = [], []
@@ -50,7 +50,7 @@ def coordinates(study: StudyData) -> dict[str, Any]:
     return {"axes": axes, "lines": lines}
 
 
-def _scale(values: Sequence[Any]) -> tuple[list[float | None], list[dict[str, Any]]]:
+def _scale(values: Sequence[Any]) -> tuple[list[float | None], list[dict[str, object]]]:
     """Positions in [0, 1] (None for a parameter that a trial did not have) and the ticks."""
     present = [value for value in values if value is not None]
     if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in present):
@@ -65,11 +65,11 @@ def _scale(values: Sequence[Any]) -> tuple[list[float | None], list[dict[str, An
 
     middle = math.sqrt(low * high) if logarithmic else (low + high) / 2
     marks = [low, middle, high] if span else [low]
-    ticks = [{"at": place(mark), "text": f"{mark:.3g}"} for mark in marks]
+    ticks: list[dict[str, object]] = [{"at": place(mark), "text": f"{mark:.3g}"} for mark in marks]
     return [None if value is None else place(value) for value in values], ticks
 
 
-def _categories(values: Sequence[Any]) -> tuple[list[float | None], list[dict[str, Any]]]:
+def _categories(values: Sequence[object]) -> tuple[list[float | None], list[dict[str, object]]]:
     names = sorted({show(value) for value in values if value is not None})
     at = {name: i / (len(names) - 1) if len(names) > 1 else 0.5 for i, name in enumerate(names)}
     positions = [None if value is None else at[show(value)] for value in values]

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from fafed import files
 from fafed.errors import FafedError
@@ -42,9 +42,9 @@ class Audit:
         place: ExchangeId,
         size: int,
         digest: str,
-        **more: Any,
+        **more: str,
     ) -> None:
-        line = {
+        line: dict[str, object] = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "who": self.who,
             "direction": direction,
@@ -70,7 +70,7 @@ class Audit:
             ) from cause
 
 
-def _append(file: int, line: dict[str, Any]) -> None:
+def _append(file: int, line: dict[str, object]) -> None:
     facts = os.fstat(file)
     if facts.st_mode & 0o077:
         os.fchmod(file, 0o600)

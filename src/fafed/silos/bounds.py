@@ -21,7 +21,6 @@ import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any
 
 import torch
 from pydantic import Field
@@ -46,11 +45,11 @@ class Guard:
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
-        self.usual: dict[Any, deque[float]] = defaultdict(lambda: deque(maxlen=ROUNDS))
+        self.usual: dict[object, deque[float]] = defaultdict(lambda: deque(maxlen=ROUNDS))
         self.failed: Counter[int] = Counter()  # client -> how often
 
     def refused(
-        self, key: Any, answers: Mapping[int, Any], down: Any, squares: Sequence[str] = ()
+        self, key: object, answers: Mapping[int, object], down: object, squares: Sequence[str] = ()
     ) -> dict[int, str]:
         """Client -> why, for those whose answers are too large. `key` says which exchange it is;
         an answer is a message with its buffers, and so is `down`."""
@@ -101,7 +100,7 @@ class Guard:
         return found
 
 
-def _sizes(answer: Any, sent: Mapping[str, Tensor]) -> dict[str, float]:
+def _sizes(answer: object, sent: Mapping[str, Tensor]) -> dict[str, float]:
     found = {}
     for name, leaf in tree.flatten(answer).items():
         if leaf.numel() and leaf.dtype is not torch.bool:

@@ -25,7 +25,7 @@ import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
 from filelock import FileLock, Timeout
@@ -97,7 +97,12 @@ class Limits(Part):
                 )
 
     def check_start(
-        self, experiment: Experiment, algorithm: AnyAlgorithm, x0: Tensor, found: Any, buffers: Any
+        self,
+        experiment: Experiment,
+        algorithm: AnyAlgorithm,
+        x0: Tensor,
+        found: object,
+        buffers: tuple[Tensor, ...],
     ) -> None:
         """Refuse a first message that is not what the model and the algorithm begin with. The last
         digits may differ between two kinds of processors."""
@@ -159,6 +164,14 @@ def _size(experiment: Experiment) -> int:
     return sum(p.numel() for p in (*made.parameters(), *made.buffers()))
 
 
+class Spent(TypedDict):
+    """How often each row was looked at, on average."""
+
+    day: str  # the last one, by UTC
+    visits: float  # on that day
+    runs: dict[str, float]
+
+
 class Budget:
     """How often the rows of this silo have been looked at: on its disk, for any process, and
     written before the look. A silo that is started again goes on counting."""
@@ -192,11 +205,11 @@ class Budget:
         content = {"day": today, "visits": spent["day"], "runs": runs}
         files.write(self.path, [json.dumps(content).encode()], private=True)
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> Spent:
         if not self.path.is_file():
             return {"day": "", "visits": 0.0, "runs": {}}
         try:
-            known: dict[str, Any] = json.loads(self.path.read_text("utf-8"))
+            known: Spent = json.loads(self.path.read_text("utf-8"))
             good = isinstance(known["visits"], float) and isinstance(known["runs"], dict)
         except (ValueError, TypeError, KeyError):
             good = False

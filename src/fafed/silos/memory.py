@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fafed.core import tree
+from fafed.core.tree import T
 from fafed.engines.mean import Mean
 from fafed.kernels.malloc import call
 from fafed.objectives.module import Model
@@ -48,7 +48,7 @@ def park(goal: Model, folder: Path) -> None:
     payload.release()
 
 
-def mean(trees: Sequence[Any], weights: Sequence[float], folder: Path) -> Any:
+def mean(trees: Sequence[T], weights: Sequence[float], folder: Path) -> T:
     """The weighted mean of trees of tensors, with the numbers of `tree.Mean`, but a stretch at a
     time: its sum in float64 would take twice the memory of a message. Large leaves are on disk."""
     columns = zip(*(tree.leaves(one) for one in trees), strict=True)
@@ -59,7 +59,7 @@ def _mean(leaves: Sequence[Tensor], weights: Sequence[float], folder: Path) -> T
     result = payload.empty(folder, leaves[0])
     rows = zip(*(payload.stretches(leaf) for leaf in (result, *leaves)), strict=True)
     for target, *sources in rows:
-        total = Mean()
+        total = Mean[Tensor]()
         for source, weight in zip(sources, weights, strict=True):
             total.add(source, weight)
         target.copy_(total.value())

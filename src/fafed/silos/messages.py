@@ -13,14 +13,15 @@ import logging
 import math
 import re
 import sys
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, cast, overload
 
 import torch
 from torch import Tensor
 
 from fafed.core import tree
 from fafed.errors import FafedError
+from fafed.files import Json
 from fafed.silos import payload
 from fafed.silos.payload import Body
 
@@ -57,6 +58,23 @@ class Message(NamedTuple):
         return len(self.head) + len(self.body)
 
 
+Facts: TypeAlias = Mapping[str, Json]  # what a message says beside its tensors
+
+
+class Head(TypedDict):
+    """The head of a message, well-formed."""
+
+    format: int
+    kind: str
+    run: str
+    round: int
+    exchange: int
+    attempt: str
+    facts: Facts
+    tensors: list[Any]  # rows, not checked yet, of name, dtype, shape
+    sha256: str
+
+
 class ExchangeId(NamedTuple):
     """Which run, round and exchange a message belongs to."""
 
@@ -66,15 +84,15 @@ class ExchangeId(NamedTuple):
     attempt: str = ""  # a round that is tried again has another one
 
     @classmethod
-    def from_head(cls, head: Mapping[str, Any]) -> ExchangeId:
+    def from_head(cls, head: Head) -> ExchangeId:
         """The place that a message's head names."""
-        return cls(*(head[name] for name in cls._fields))
+        return cls(head["run"], head["round"], head["exchange"], head["attempt"])
 
 
 class Packed(NamedTuple):
     """The tensors of a message, ready to be sent to any number of silos."""
 
-    table: list[list[Any]]  # name, dtype, shape
+    table: list[list[str | list[int]]]  # name, dtype, shape
     body: Body
     digest: str
 
@@ -84,7 +102,7 @@ class Content(NamedTuple):
 
     kind: str
     place: ExchangeId
-    facts: dict[str, Any]
+    facts: Facts
     tensors: dict[str, Tensor]
     digest: str
 
@@ -92,15 +110,17 @@ class Content(NamedTuple):
 Shapes = dict[str, tuple[tuple[int, ...] | None, torch.dtype]]  # None: any shape
 
 
-def pack(content: Any) -> Packed:
+def pack(content: object) -> Packed:
     """Large tensors are not copied: they must stay as they are until the message has gone."""
     leaves = tree.flatten(content)
-    table = [[name, NAMES[leaf.dtype], list(leaf.shape)] for name, leaf in leaves.items()]
+    table: list[list[str | list[int]]] = [
+        [name, NAMES[leaf.dtype], list(leaf.shape)] for name, leaf in leaves.items()
+    ]
     body = payload.chained(list(leaves.values()))
     return Packed(table, body, payload.digest(body))
 
 
-def write(kind: str, place: ExchangeId, facts: Mapping[str, Any], packed: Packed) -> Message:
+def write(kind: str, place: ExchangeId, facts: Facts, packed: Packed) -> Message:
     head = {
         "format": FORMAT,
         "kind": kind,
@@ -115,12 +135,12 @@ def write(kind: str, place: ExchangeId, facts: Mapping[str, Any], packed: Packed
 EMPTY = pack(())
 
 
-def shapes(content: Any) -> Shapes:
+def shapes(content: object) -> Shapes:
     """What a message like this one looks like."""
     return {n: (tuple(leaf.shape), leaf.dtype) for n, leaf in tree.flatten(content).items()}
 
 
-def glance(head: bytes) -> dict[str, Any]:
+def glance(head: bytes) -> Head:
     """The head of a message, well-formed but not yet checked against anything."""
     if len(head) > HEAD_LIMIT:
         raise Refused(f"its head has {len(head)} bytes, more than {HEAD_LIMIT}")
@@ -143,7 +163,7 @@ def glance(head: bytes) -> dict[str, Any]:
     for name in ("run", "attempt"):  # they become parts of file names
         if not re.fullmatch(r"[0-9a-zA-Z-]{0,64}", found[name]):
             raise Refused(f"{name} is {_short(found[name])}, it must be letters and digits")
-    return found
+    return cast(Head, found)
 
 
 def read(
@@ -160,9 +180,9 @@ def read(
     found = glance(message.head)
     if found["kind"] not in expected:
         raise Refused(f"it is a {_short(found['kind'])}, expected {' or '.join(expected)}")
-    for name, value in place._asdict().items():
-        if found[name] != value:
-            raise Refused(f"{name} is {_short(found[name])}, expected {_short(value)}")
+    for name, value, want in zip(place._fields, ExchangeId.from_head(found), place, strict=True):
+        if value != want:
+            raise Refused(f"{name} is {_short(value)}, expected {_short(want)}")
     table = _table(found["tensors"], expected[found["kind"]], len(message.body))
     if payload.digest(message.body) != found["sha256"]:
         raise Refused("its numbers do not fit their checksum")
@@ -184,14 +204,20 @@ def _check(name: str, leaf: Tensor, finite: bool) -> None:
                 raise Refused(f"{name} holds NaN or infinity")
 
 
+@overload
+def number(facts: Facts, name: str) -> float: ...
+@overload
 def number(
-    facts: Mapping[str, Any],
+    facts: Facts, name: str, *, whole: Literal[True], low: int = 0, high: int = 2**53 - 1
+) -> int: ...
+def number(
+    facts: Facts,
     name: str,
     *,
     whole: bool = False,
     low: int = 0,
     high: int = 2**53 - 1,  # a larger one may be no float
-) -> Any:
+) -> float:
     """A finite number among the facts; a whole one is at least `low`. None is beyond `high`."""
     value = facts.get(name)
     if type(value) is int:
@@ -201,11 +227,11 @@ def number(
     if not good:
         kind = f"a whole number from {low} to {high}" if whole else "a number"
         raise Refused(f"{name} is {_short(value)}, it must be {kind}")
-    return value
+    return cast(float, value)
 
 
 def _table(
-    rows: list[Any], expected: Shapes, size: int
+    rows: Sequence[object], expected: Shapes, size: int
 ) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
     table, total = [], 0
     for row in rows:
@@ -237,7 +263,7 @@ def _no_constant(text: str) -> None:
     raise ValueError(f"{text} is not JSON")
 
 
-def clean(text: Any, length: int = 300) -> str:
+def clean(text: object, length: int = 300) -> str:
     """Text from elsewhere as it may stand in a log: short, on one line, without characters that
     steer a terminal."""
     line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(text))
@@ -252,6 +278,6 @@ class OneLine(logging.Formatter):
         return "\n    ".join(clean(line, len(line)) for line in lines)
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

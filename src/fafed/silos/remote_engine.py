@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fafed.core import tree
-from fafed.core.algorithm import AnyAlgorithm, Exchange
+from fafed.core.algorithm import AnyAlgorithm, Exchange, HasX
 from fafed.core.batch import Batch
 from fafed.core.gradient import zero_grad
-from fafed.engines.base import Counts, Engine, NotFinite, Reply, Snapshot, StateLost
+from fafed.core.tree import Tree
+from fafed.engines.base import Counts, Engine, NotFinite, Reply, Sent, Snapshot, StateLost
 from fafed.objectives.base import Objective
 from fafed.silos import memory, messages
 from fafed.silos.bounds import Bounds, Guard
@@ -29,7 +30,7 @@ from fafed.silos.server import Mailbox, TooFew, log
 class Given(NamedTuple):
     """One client's answer."""
 
-    message: Any
+    message: Tree
     buffers: tuple[Tensor, ...]
     loss: float | None  # None: all its labels were ignored
     evaluations: int
@@ -64,11 +65,12 @@ class Silos(Engine):
         self.steps = steps
         self.units = units
         self.epoch_steps = epoch_steps
-        self.counted: dict[int, list[Any]] = {}  # client -> the state that counts: its tag
+        self.counted: dict[int, list[int | str]] = {}  # client -> the state that counts: its tag
         self.guard = Guard(bounds or Bounds())
         self.lost: dict[int, int] = {}  # client -> the round in which it last lost its state
-        self.cache: dict[Any, Any] = {}  # shapes that were seen before
-        self.ghost: Any = ()  # the shape of what a client keeps after the last exchange
+        # shapes that were seen before: of a local state, a message and buffers
+        self.cache: dict[object, tuple[Tree, Tree, tuple[Tensor, ...]]] = {}
+        self.ghost: Tree = ()  # the shape of what a client keeps after the last exchange
         self.rollback()
 
     @property
@@ -97,7 +99,7 @@ class Silos(Engine):
         self.rollback()
 
     def rollback(self) -> None:
-        self.pending: dict[int, list[Any]] = {}
+        self.pending: dict[int, list[int | str]] = {}
         self.index = 0  # of the exchange in the round
         self.opening = False  # whether the round begins with the opening exchanges
         self.attempt = secrets.token_hex(8)
@@ -105,7 +107,7 @@ class Silos(Engine):
     def deliver(
         self,
         exchange: Exchange,
-        shared: Any,
+        shared: HasX,
         buffers: tuple[Tensor, ...],
         clients: Sequence[int],
         step: int,
@@ -146,7 +148,7 @@ class Silos(Engine):
     def _given(
         self,
         exchange: Exchange,
-        down: Any,
+        down: HasX,
         buffers: tuple[Tensor, ...],
         clients: Sequence[int],
         place: ExchangeId,
@@ -189,7 +191,9 @@ class Silos(Engine):
             raise diverged[0]
         return given
 
-    def _beyond(self, given: Mapping[int, Given], down: Any, place: ExchangeId) -> dict[int, str]:
+    def _beyond(
+        self, given: Mapping[int, Given], down: object, place: ExchangeId
+    ) -> dict[int, str]:
         """Client -> why its answer is too large to be let into the mean."""
         if self.population == 1:
             return {}  # the run is this silo's own
@@ -241,7 +245,7 @@ class Silos(Engine):
         facts = {"base": base, "epoch_steps": self.epoch_steps, "opening": self.opening}
         return messages.write("visit", place, facts, packed)
 
-    def _taken(self, client: int, found: Content, like: Any) -> Given | NotFinite | None:
+    def _taken(self, client: int, found: Content, like: Sent) -> Given | NotFinite | None:
         """What an answer holds; None for one that is none, which counts as a failure."""
         silo, facts, number = self.federation.silos[client], found.facts, messages.number
         if found.kind == "answer":
@@ -266,8 +270,8 @@ class Silos(Engine):
         return None
 
     def _like(
-        self, exchange: Exchange, down: Any, buffers: tuple[Tensor, ...], place: ExchangeId
-    ) -> tuple[Any, Shapes]:
+        self, exchange: Exchange, down: HasX, buffers: tuple[Tensor, ...], place: ExchangeId
+    ) -> tuple[Sent, Shapes]:
         """What an answer looks like, found by letting a client do one step on nothing."""
         sizes = tuple(leaf.shape for leaf in tree.leaves(down))
         key = (self.opening, place.exchange, sizes)
@@ -280,7 +284,7 @@ class Silos(Engine):
         self.ghost, message, own = self.cache[key]
         return (message, own), messages.shapes((message, own))
 
-    def _tried(self, exchange: Exchange, down: Any, place: ExchangeId) -> tuple[Any, Any]:
+    def _tried(self, exchange: Exchange, down: HasX, place: ExchangeId) -> tuple[Tree, Tree]:
         if place.exchange:
             device = tree.leaves(down)[0].device
             local = tree.map(lambda leaf: torch.zeros_like(leaf, device=device), self.ghost)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypedDict, cast
 
 import torch
 
@@ -16,11 +16,12 @@ from fafed.experiments.assemble import Prepared, Shards
 from fafed.experiments.config import Experiment
 from fafed.experiments.execute import OnRecord, execute
 from fafed.experiments.rundir import RunDir
+from fafed.files import Json
 from fafed.objectives.module import Model
 from fafed.silos import memory, messages
 from fafed.silos.audit import Audit, logged
 from fafed.silos.bounds import Bounds, Guard
-from fafed.silos.messages import EMPTY, ExchangeId, Refused
+from fafed.silos.messages import EMPTY, ExchangeId, Facts, Refused
 from fafed.silos.remote_engine import NAME as ENGINE_NAME
 from fafed.silos.remote_engine import Silos
 from fafed.silos.server import FederationConfig, Mailbox, TooFew, Transport, log
@@ -104,9 +105,24 @@ def serve(
         execute(experiment, place, on_record, prepare, lag=0)  # silos keep two rounds, not more
 
 
-def greeted(
-    experiment: Experiment, place: RunDir, mailbox: Mailbox, bounds: Bounds
-) -> dict[str, Any]:
+class Known(TypedDict):
+    """What holds for the whole run."""
+
+    run: str
+    silos: list[str]
+    examples: list[int]  # of each silo
+    units: int | None
+    epoch_steps: int
+
+
+class Welcome(NamedTuple):
+    """What a silo says of itself."""
+
+    examples: int
+    epoch_steps: int | None
+
+
+def greeted(experiment: Experiment, place: RunDir, mailbox: Mailbox, bounds: Bounds) -> Known:
     """Tell the silos what is to be run. What they say at the first start holds for the run:
     then all of them must come; later `min_silos` are enough."""
     known = place.json("silos.json", "begin the run anew in another folder")
@@ -117,13 +133,13 @@ def greeted(
             f"{list(federation.silos)}: name the same ones in the same order"
         )
     at = ExchangeId(known.get("run") or f"{experiment.digest[:12]}-{secrets.token_hex(4)}")
-    told = {"experiment": experiment.to_dict(), "clients": len(federation.silos)}
+    told: dict[str, Json] = {"experiment": experiment.to_dict(), "clients": len(federation.silos)}
     requests = {
         silo: messages.write("hello", at, told | {"client": client}, EMPTY)
         for client, silo in enumerate(federation.silos)
     }
     kinds: dict[str, messages.Shapes] = {"welcome": {}, "refused": {}, "failed": {}}
-    said: dict[str, dict[str, Any]] = {}
+    said: dict[str, Welcome] = {}
     for silo, found in mailbox.ask(requests, at, kinds, EMPTY.digest, federation.start):
         if found is not None and found.kind == "welcome":
             try:
@@ -145,22 +161,22 @@ def greeted(
             f"(start is {federation.start:g} s)"
         )
     if known:
-        return known
+        return cast(Known, known)
     facts = [said[silo] for silo in federation.silos]
-    examples = [one["examples"] for one in facts]
+    examples = [one.examples for one in facts]
     units = _units(experiment)
-    known = {
+    begun: Known = {
         "run": at.run,
         "silos": list(federation.silos),
         "examples": examples,
         "units": units,
-        "epoch_steps": facts[0]["epoch_steps"] or _epoch_steps(examples, units),
+        "epoch_steps": facts[0].epoch_steps or _epoch_steps(examples, units),
     }
-    place.write_json("silos.json", known, indent=2, private=True)
-    return known
+    place.write_json("silos.json", begun, indent=2, private=True)
+    return begun
 
 
-def _welcome(facts: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
+def _welcome(facts: Facts, experiment: Experiment) -> Welcome:
     """What a silo says of itself. How much it draws at a time is not its to say."""
     examples = messages.number(facts, "examples", whole=True, low=1, high=2**40)
     if facts.get("units") != _units(experiment):
@@ -170,20 +186,20 @@ def _welcome(facts: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]
     steps = facts.get("epoch_steps")  # said where the experiment's own data are shared
     if steps is not None:
         steps = messages.number(facts, "epoch_steps", whole=True, low=1, high=2**40)
-    return {"examples": examples, "epoch_steps": steps}
+    return Welcome(examples, steps)
 
 
-def _drop_unbelievable(said: dict[str, dict[str, Any]], bounds: Bounds) -> None:
+def _drop_unbelievable(said: dict[str, Welcome], bounds: Bounds) -> None:
     """A run does not begin with silos whose claims do not fit those of the others."""
     names = list(said)
-    claims = [said[silo]["examples"] for silo in names]
+    claims = [said[silo].examples for silo in names]
     reasons = Guard(bounds).too_many(claims)
-    steps = Counter(said[silo]["epoch_steps"] for silo in names)
+    steps = Counter(said[silo].epoch_steps for silo in names)
     for index, silo in enumerate(names):
         why = reasons.get(index)
         (common, _), *_ = steps.most_common(1)
-        if said[silo]["epoch_steps"] != common:
-            why = f"epoch_steps is {said[silo]['epoch_steps']}, the others have {common}"
+        if said[silo].epoch_steps != common:
+            why = f"epoch_steps is {said[silo].epoch_steps}, the others have {common}"
         if why is not None:
             log.error("refused the welcome of %r: %s", silo, why)
             del said[silo]

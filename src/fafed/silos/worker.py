@@ -12,14 +12,14 @@ import json
 import logging
 import threading
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fafed import __version__, files
 from fafed.core import tree
-from fafed.core.algorithm import AnyAlgorithm, Exchange, exchanges_of_round
+from fafed.core.algorithm import AnyAlgorithm, Exchange, HasX, exchanges_of_round
 from fafed.data.checks import check_labels
 from fafed.data.sources.examples import ClientBatches, Source
 from fafed.engines.base import ClientState, NotFinite
@@ -32,7 +32,7 @@ from fafed.objectives.module import Model
 from fafed.silos import memory, messages, payload
 from fafed.silos.audit import Audit, logged
 from fafed.silos.limits import Budget, Refusal
-from fafed.silos.messages import EMPTY, Content, ExchangeId, Message, Packed, Refused
+from fafed.silos.messages import EMPTY, Content, ExchangeId, Facts, Message, Packed, Refused
 from fafed.silos.site import Site
 from fafed.silos.state_store import Lost, Store
 
@@ -42,7 +42,7 @@ log = logging.getLogger("fafed")
 class RunPlan(NamedTuple):
     """What the server told this silo about the run."""
 
-    experiment: dict[str, Any]
+    experiment: Facts
     client: int
     clients: int
 
@@ -96,7 +96,7 @@ class Worker:
 
     def _handle(self, request: Message) -> Message:
         place, kind, size = ExchangeId(""), "refused", request.size
-        facts: dict[str, Any] = {}
+        facts: Facts = {}
         packed = EMPTY
         try:
             if size > self.site.limit:
@@ -127,8 +127,8 @@ class Worker:
         return answer
 
     def _hello(
-        self, request: Message, place: ExchangeId, facts: dict[str, Any]
-    ) -> tuple[str, dict[str, Any], Packed]:
+        self, request: Message, place: ExchangeId, facts: Facts
+    ) -> tuple[str, Facts, Packed]:
         messages.read(request, place, {"hello": {}}, self.site.limit)
         plan = _plan(facts)
         part = self._loaded(place.run, plan)
@@ -147,8 +147,8 @@ class Worker:
         )
 
     def _visit(
-        self, request: Message, place: ExchangeId, facts: dict[str, Any]
-    ) -> tuple[str, dict[str, Any], Packed]:
+        self, request: Message, place: ExchangeId, facts: Facts
+    ) -> tuple[str, Facts, Packed]:
         part = self._part(place.run)
         algorithm = self._algorithm(place.run, part, facts)
         exchange = _exchange(algorithm, part.experiment, place, facts.get("opening"))
@@ -159,7 +159,7 @@ class Worker:
         tensors = {name: leaf.to(device) for name, leaf in found.tensors.items()}
         down, buffers = tree.unflatten(like, tensors)
         if not self.site.data.share:
-            begins = place.exchange == 0 and (facts["opening"] or place.round == 1)
+            begins = place.exchange == 0 and (facts["opening"] is True or place.round == 1)
             self._check_start(place, part, algorithm, (down, buffers), begins=begins)
         base, store = _base(found), Store(self._folder(place.run))
         state, keeps = _state(algorithm, part.goal, down, base, store)
@@ -185,7 +185,7 @@ class Worker:
         return "answer", told, messages.pack((done.message, done.buffers))
 
     def _check_start(
-        self, place: ExchangeId, part: Part, algorithm: AnyAlgorithm, found: Any, *, begins: bool
+        self, place: ExchangeId, part: Part, algorithm: AnyAlgorithm, found: object, *, begins: bool
     ) -> None:
         """What a run begins with is checked; one that this silo joins later cannot be."""
         mark, limits = self._folder(place.run) / "begun", self.site.limits
@@ -236,7 +236,7 @@ class Worker:
         except (OSError, ValueError) as cause:
             raise Refused("this silo does not know the run: it must be told hello first") from cause
 
-    def _algorithm(self, run: str, part: Part, facts: dict[str, Any]) -> AnyAlgorithm:
+    def _algorithm(self, run: str, part: Part, facts: Facts) -> AnyAlgorithm:
         epoch_steps = messages.number(facts, "epoch_steps", whole=True)
         if (run, epoch_steps) not in self.algorithms:  # one is kept: the server must not fill us
             made = part.experiment.algorithm_object(epoch_steps).bind_model(part.goal.sizes)
@@ -263,12 +263,13 @@ def _place(head: bytes) -> ExchangeId:
     return ExchangeId("")
 
 
-def _plan(facts: dict[str, Any]) -> RunPlan:
+def _plan(facts: Facts) -> RunPlan:
     client = messages.number(facts, "client", whole=True)
     clients = messages.number(facts, "clients", whole=True)
-    if client >= clients or not isinstance(facts.get("experiment"), dict):
+    experiment = facts.get("experiment")
+    if client >= clients or not isinstance(experiment, dict):
         raise Refused(f"client {client} of {clients} and its experiment make no plan")
-    return RunPlan(facts["experiment"], client, clients)
+    return RunPlan(experiment, client, clients)
 
 
 def _exchange(
@@ -282,7 +283,7 @@ def _exchange(
     return exchanges[place.exchange]
 
 
-def _sent(algorithm: AnyAlgorithm, exchange: Exchange, x0: Tensor) -> Any:
+def _sent(algorithm: AnyAlgorithm, exchange: Exchange, x0: Tensor) -> HasX:
     """What the server sends looks like this."""
     try:  # without numbers it costs nothing
         return exchange.send(algorithm.init(x0.to("meta")))
@@ -291,7 +292,7 @@ def _sent(algorithm: AnyAlgorithm, exchange: Exchange, x0: Tensor) -> Any:
 
 
 def _state(
-    algorithm: AnyAlgorithm, goal: Model, down: Any, base: ExchangeId | None, store: Store
+    algorithm: AnyAlgorithm, goal: Model, down: HasX, base: ExchangeId | None, store: Store
 ) -> tuple[ClientState, bool]:
     """What the client goes on from, and whether it keeps anything at all."""
     new = ClientState(algorithm.join(down.x), goal.hidden_like())
@@ -305,7 +306,9 @@ def _base(found: Content) -> ExchangeId | None:
     base = found.facts.get("base")
     if base is None:
         return None
-    good = type(base) is list and len(base) == 3 and all(type(n) is int for n in base[:2])
-    if not good or not isinstance(base[2], str) or not base[2].isalnum() or len(base[2]) > 64:
-        raise Refused("its base is not a round, an exchange and an attempt")
-    return ExchangeId(found.place.run, *base)
+    if isinstance(base, list) and len(base) == 3:
+        round, exchange, attempt = base
+        named = isinstance(attempt, str) and attempt.isalnum() and len(attempt) <= 64
+        if named and type(round) is int and type(exchange) is int:
+            return ExchangeId(found.place.run, round, exchange, attempt)
+    raise Refused("its base is not a round, an exchange and an attempt")

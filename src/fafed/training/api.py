@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,15 +37,15 @@ class Result:
 
 def train(
     model: nn.Module,
-    clients: Sequence[Any],
+    clients: Sequence[object],
     algorithm: AnyAlgorithm,
     *,
     rounds: int,
     local_steps: int = 10,
     batch_size: BatchSize = 50,
     loss: Loss = F.cross_entropy,
-    test: Any = None,
-    validation: Any = None,
+    test: object = None,
+    validation: object = None,
     metrics: Mapping[str, Metric] | None = None,
     output: str = "last",
     seed: int = 0,

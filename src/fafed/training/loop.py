@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
 from fafed.core import tree
-from fafed.core.algorithm import AnyAlgorithm, exchanges_of_round
+from fafed.core.algorithm import AnyAlgorithm, HasX, exchanges_of_round
 from fafed.core.records import History, Record
 from fafed.engines.base import Engine, NotFinite, StateLost
 from fafed.errors import ConfigError, FafedError
@@ -32,7 +32,7 @@ Measure = Callable[[Tensor, tuple[Tensor, ...]], Mapping[str, Mapping[str, float
 class State(NamedTuple):
     """The server's side of a run between two rounds."""
 
-    shared: Any
+    shared: HasX
     buffers: tuple[Tensor, ...]
     round: int  # rounds finished
     members: tuple[int, ...]  # who was invited and answered last; () if the two differ
@@ -188,7 +188,7 @@ class Run:
         return record
 
     def _without_absent(
-        self, answered: Any, clients: tuple[int, ...], number: int, first: bool
+        self, answered: Sequence[int], clients: tuple[int, ...], number: int, first: bool
     ) -> tuple[int, ...]:
         """Who goes on with the round. Who answers only some of its exchanges has not taken part:
         the round is made again without them."""
@@ -216,8 +216,8 @@ class Run:
         cure = self.algorithm.absence_cure
         return f" ({cure} does without)" if cure else ""
 
-    def _regrouped(self, shared: Any, number: int) -> Any:
-        new = self.algorithm.regroup(shared)
+    def _regrouped(self, shared: HasX, number: int) -> HasX:
+        new: HasX = self.algorithm.regroup(shared)
         if new is not shared:
             log.warning(
                 "round %d: the clients changed, %s starts its estimate anew "

@@ -171,7 +171,11 @@ class Examples(Source):
         return Picked(rows, inputs), *(_rows(leaf, rows) for leaf in rest)
 
     def stackable(self, kinds: Sequence[Draw]) -> bool:
-        sizes = {"round": self.batch_size, "anchor": self.anchor_size, "full": "full"}
+        sizes: dict[str, BatchSize] = {
+            "round": self.batch_size,
+            "anchor": self.anchor_size,
+            "full": "full",
+        }
         return len(set(self.examples)) == 1 or all(sizes[kind] != "full" for kind in kinds)
 
     def draw(self, kinds: Sequence[Draw], client: int, step: int, steps: int) -> Draws:
@@ -181,7 +185,11 @@ class Examples(Source):
         self, kinds: Sequence[Draw], clients: Sequence[int], step: int, steps: int
     ) -> Draws:
         who = np.asarray(clients)
-        sizes = {"round": self.batch_size, "anchor": self.anchor_size, "full": "full"}
+        sizes: dict[str, BatchSize] = {
+            "round": self.batch_size,
+            "anchor": self.anchor_size,
+            "full": "full",
+        }
         count = {"round": steps, "anchor": 1, "full": 1}
         return Draws(
             *(
@@ -190,7 +198,7 @@ class Examples(Source):
             )
         )
 
-    def _drawn(self, kind: str, who: Indices, step: int, steps: int, size: Any) -> Drawn:
+    def _drawn(self, kind: str, who: Indices, step: int, steps: int, size: BatchSize) -> Drawn:
         lengths = self._lengths[who]
         places = np.empty((len(who), steps, lengths[0] if size == "full" else size), np.int64)
         for n in np.unique(lengths):
@@ -203,7 +211,9 @@ class Examples(Source):
         drawn = torch.from_numpy(places), randomness.tensor(key), fresh
         return Drawn(*(part.to(here) for part in drawn))
 
-    def _places(self, kind: str, who: Indices, n: int, step: int, steps: int, size: Any) -> Indices:
+    def _places(
+        self, kind: str, who: Indices, n: int, step: int, steps: int, size: BatchSize
+    ) -> Indices:
         """Rows of the pool for clients that all have n examples: (clients, steps, size)."""
         own, index = self._shards(n)
         mine = index[who]
@@ -252,13 +262,15 @@ def _rows(pool: Tensor, rows: Tensor) -> Tensor:
     return for_all_clients(of_all, rows)[0]
 
 
-def _checked_size(name: str, size: Any) -> BatchSize:
-    if size == "full" or (isinstance(size, int) and not isinstance(size, bool) and size > 0):
-        return size  # type: ignore[no-any-return]
+def _checked_size(name: str, size: object) -> BatchSize:
+    if isinstance(size, str) and size == "full":
+        return "full"
+    if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+        return size
     raise ConfigError(f"{name} must be a positive integer or 'full', got {size!r}")
 
 
-def as_tensors(data: Any, name: str) -> tuple[Tensor, ...]:
+def as_tensors(data: object, name: str) -> tuple[Tensor, ...]:
     """A dataset, or a tuple of tensors or arrays, as tensors with one row per example."""
     if isinstance(data, IterableDataset):
         raise DataError(
@@ -282,7 +294,7 @@ def as_tensors(data: Any, name: str) -> tuple[Tensor, ...]:
     return tensors
 
 
-def _as_tensor(part: Any, name: str) -> Tensor:
+def _as_tensor(part: object, name: str) -> Tensor:
     try:
         return torch.as_tensor(part)
     except (TypeError, ValueError, RuntimeError) as cause:
@@ -309,7 +321,7 @@ def _materialised(dataset: Any, name: str) -> tuple[Tensor, ...]:
         ) from cause
 
 
-def examples_of(clients: Sequence[Any], **options: Any) -> Examples:
+def examples_of(clients: Sequence[object], **options: Any) -> Examples:
     """An `Examples` source from one dataset or tuple of tensors per client."""
     if isinstance(clients, Dataset | Tensor) or not isinstance(clients, Sequence) or not clients:
         raise DataError(

@@ -9,16 +9,14 @@ not fill a column or a whole window at the end of a part is left out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fafed.core import randomness
 from fafed.core.batch import Batch, Draw
-from fafed.data.sources.examples import Drawn, Draws, Source
+from fafed.data.sources.examples import Drawn, Draws, Indices, Source
 from fafed.errors import ConfigError
 
 
@@ -28,7 +26,7 @@ class Streams(Source):
     def __init__(
         self,
         tokens: Tensor,
-        parts: Sequence[NDArray[np.int64]],
+        parts: Sequence[Indices],
         *,
         batch_size: int,
         bptt: int = 35,
@@ -65,7 +63,7 @@ class Streams(Source):
         self.tokens = self.tokens.to(device)
         return self
 
-    def gather(self, rows: Tensor) -> Any:
+    def gather(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         return self.tokens[rows], self.tokens[rows + 1]
 
     def stackable(self, kinds: Sequence[Draw]) -> bool:
@@ -89,7 +87,13 @@ class Streams(Source):
         return Draws(*(drawn.get(kind, ()) for kind in ("round", "anchor", "full")))
 
     def _drawn(
-        self, kind: str, client: int, at: Any, column: Any, window: Any, place: Any
+        self,
+        kind: str,
+        client: int,
+        at: Indices,
+        column: Indices,
+        window: Indices,
+        place: Indices,
     ) -> Drawn:
         height = self.examples[client] // self.batch_size
         first = self.starts[client] + column * height + window * self.bptt

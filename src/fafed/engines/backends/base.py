@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from fafed.core.algorithm import AnyAlgorithm, Exchange
+from fafed.core.algorithm import AnyAlgorithm, Exchange, HasX
 from fafed.data.sources.examples import Source
+from fafed.engines.base import Sent
 from fafed.engines.mean import Mean
 from fafed.engines.states import ClientStates, Row
 from fafed.objectives.base import Objective
@@ -37,8 +38,8 @@ class Found(NamedTuple):
     """What a group of clients brings back."""
 
     rows: dict[int, Row]
-    mean: Mean | None  # of a group; a single client's message is added as it comes
-    message: Any  # of one client, with its buffers: the shape of them all
+    mean: Mean[Sent] | None  # of a group; a single client's message is added as it comes
+    message: Sent  # of one client, with its buffers: the shape of them all
     loss: float  # weighted sum
     evaluations: int
     samples: int
@@ -70,7 +71,7 @@ class Backend(ABC):
     def work(
         self,
         exchange: Exchange,
-        down: Any,
+        down: HasX,
         buffers: tuple[Tensor, ...],
         group: Sequence[int],
         step: int,

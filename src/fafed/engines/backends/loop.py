@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
-from fafed.core.algorithm import Exchange
+from fafed.core.algorithm import Exchange, HasX
 from fafed.data.sources.examples import ClientBatches
 from fafed.engines.backends.base import Backend, Found
 from fafed.engines.client import Oracle, check, visit
@@ -27,7 +26,7 @@ class Loop(Backend):
     def work(
         self,
         exchange: Exchange,
-        down: Any,
+        down: HasX,
         buffers: tuple[Tensor, ...],
         group: Sequence[int],
         step: int,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,11 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fafed.core import tree
-from fafed.core.algorithm import Exchange, exchanges_of_round
+from fafed.core.algorithm import Exchange, HasX, exchanges_of_round
 from fafed.core.batch import Batch
+from fafed.core.tree import Tree
 from fafed.data.sources.examples import ClientBatches, Draws
 from fafed.engines.backends.base import Backend, CannotRun, Differs, Found
-from fafed.engines.base import ClientState
+from fafed.engines.base import ClientState, Sent
 from fafed.engines.client import Oracle, check, visit
 from fafed.engines.mean import Mean
 from fafed.engines.states import ClientStates, Row
@@ -28,6 +29,10 @@ GROUPS = 2  # at least so many groups of clients, since most machines have two c
 SLOW_BYTES = 2**20  # size of a model from which on a group takes long,
 SLOW_GROUPS = 20  # and then so many groups, so that all workers end at about the same time
 GROUP_BYTES = 2**23  # parameters of the clients in one group: more would not fit into the cache
+
+
+# of one client, or stacked of a group: state, message, buffers, loss, whether there is one
+Outcome: TypeAlias = tuple[ClientState, Tree, tuple[Tensor, ...], Tensor, Tensor]
 
 
 class FunctionalOracle(Oracle):
@@ -90,7 +95,7 @@ class Vmap(Backend):
     def work(
         self,
         exchange: Exchange,
-        down: Any,
+        down: HasX,
         buffers: tuple[Tensor, ...],
         group: Sequence[int],
         step: int,
@@ -100,7 +105,7 @@ class Vmap(Backend):
         gather = self.gather()
         count: list[tuple[int, int]] = []
 
-        def one(state: ClientState, draws: Draws, buffers: Any) -> Any:
+        def one(state: ClientState, draws: Draws, buffers: tuple[Tensor, ...]) -> Outcome:
             oracle = self.oracle(objective, Memory(buffers, state.hidden))
             batches = ClientBatches(gather, draws)
             found = visit(oracle, exchange, down, state.local, batches)
@@ -112,7 +117,7 @@ class Vmap(Backend):
         own = tree.map(lambda leaf: leaf.expand(len(group), *leaf.shape).clone(), buffers)
         stacked, message, own, losses, has_loss = torch.func.vmap(one)(stacked, draws, own)
         weights = losses.new_tensor([all_weights[c] for c in group], dtype=torch.float64)
-        mean = Mean()
+        mean = Mean[Sent]()
         mean.add_stacked((message, own), weights)
         if not (torch.isfinite(losses).all() and tree.finite(mean.total)):
             for row, client in enumerate(group):  # a sum may overflow, so look who it is
@@ -182,8 +187,8 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> object:
         out = func(*args, **(kwargs or {}))
         formula = flop_registry.get(func._overloadpacket)
         if formula is not None:

@@ -20,7 +20,6 @@ import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MessageType, RecordDict
 from flwr.app import Message as Letter
@@ -36,6 +35,7 @@ from fafed.experiments.rundir import RunDir
 from fafed.silos import messages
 from fafed.silos.bounds import Bounds
 from fafed.silos.messages import ExchangeId, Message, Refused
+from fafed.silos.payload import Body
 from fafed.silos.serve import serve
 from fafed.silos.server import FederationConfig, log
 from fafed.silos.site import Site
@@ -79,7 +79,7 @@ def _told(rounds: int, record: Record) -> None:
     print(f"round {record.round} of {rounds}: {record.clients} silos{loss}", flush=True)
 
 
-def terms_of(config: Mapping[str, Any]) -> FederationConfig:
+def terms_of(config: Mapping[str, object]) -> FederationConfig:
     silos = [name.strip() for name in _word(config, "silos").split(",")]
     fewest = _number(config, "min-silos", 0)
     if not isinstance(fewest, int):
@@ -88,7 +88,7 @@ def terms_of(config: Mapping[str, Any]) -> FederationConfig:
     return FederationConfig.with_defaults(silos, fewest or None, **times)
 
 
-def bounds_of(config: Mapping[str, Any]) -> Bounds:
+def bounds_of(config: Mapping[str, object]) -> Bounds:
     """Apps of an earlier fafed do not have them."""
     given = {name: config[name] for name in Bounds.model_fields if name in config}
     try:
@@ -97,20 +97,20 @@ def bounds_of(config: Mapping[str, Any]) -> Bounds:
         raise ConfigError(f"the app's configuration has {given}: {cause}") from None
 
 
-def _word(config: Mapping[str, Any], name: str) -> str:
+def _word(config: Mapping[str, object], name: str) -> str:
     value = config.get(name)
     if not isinstance(value, str):
         raise ConfigError(f"the app's configuration has {name} = {value!r}: it must be a text")
     return value
 
 
-def _number(config: Mapping[str, Any], name: str, least: float) -> int | float:
+def _number(config: Mapping[str, object], name: str, least: float) -> int | float:
     value = config.get(name)
-    if type(value) not in (int, float) or not value >= least:  # type: ignore[operator]
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= least:
         raise ConfigError(
             f"the app's configuration has {name} = {value!r}: it must be a number, {least} or more"
         )
-    return value  # type: ignore[return-value]
+    return value
 
 
 class Wire:
@@ -142,7 +142,7 @@ class Wire:
     ) -> Iterator[tuple[str, Message | None]]:
         end = time.monotonic() + seconds
         unsent, sent = dict(requests), dict[str, str]()  # sent: the letter's number -> silo
-        body: Any = None
+        body: tuple[Body, Array] | None = None
         while (unsent or sent) and time.monotonic() < end:
             nodes = self._nodes() if unsent else {}
             for silo in [s for s in unsent if s in nodes]:

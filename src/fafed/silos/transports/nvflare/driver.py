@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
@@ -22,13 +22,13 @@ from fafed.core.records import Record
 from fafed.errors import ConfigError, FafedError
 from fafed.silos.server import log
 from fafed.silos.transports.nvflare.endpoint import TOPIC
-from fafed.silos.transports.nvflare.job import FafedRecipe
+from fafed.silos.transports.nvflare.job import FafedRecipe, JobFacts
 from fafed.training.loop import Diverged
 
 POLL = 0.5
 DEAD = 8.0  # seconds without a process of the job
 RETRIED = {"TooFew", "Absent", "Busy"}  # errors that pass when the others are back
-OnFacts = Callable[[dict[str, Any]], None]
+OnFacts = Callable[[JobFacts], None]
 OnRecord = Callable[[int, Record], None]  # which experiment, and its newest round
 
 
@@ -67,7 +67,7 @@ class Driver:
         seen = [[0, 0]]
         stuck = 0
 
-        def show(facts: dict[str, Any]) -> None:
+        def show(facts: JobFacts) -> None:
             if facts.get("record") and facts["at"] > seen[0]:
                 seen[0] = facts["at"]
                 if on_record:
@@ -103,13 +103,13 @@ class Driver:
 
     # One job.
 
-    def _one_job(self, recipe: FafedRecipe, show: OnFacts) -> dict[str, Any]:
+    def _one_job(self, recipe: FafedRecipe, show: OnFacts) -> JobFacts:
         with tempfile.TemporaryDirectory() as folder:
             recipe.export(folder)
             self.job = self._ask(lambda s: s.submit_job(str(Path(folder) / recipe.name)))
         log.info("job %s submitted", self.job)
         absent: set[str] = set()
-        facts: dict[str, Any] = {}
+        facts: JobFacts = {}
         heard = running = time.monotonic()
         while True:
             self.tick()
@@ -126,7 +126,7 @@ class Driver:
             heard = now
             told = self._try(lambda s: s.do_app_command(self.job, TOPIC, {}))
             if isinstance(told, dict) and "state" in told:
-                facts, running = told, now
+                facts, running = cast(JobFacts, told), now
                 show(facts)
                 absent = self._call_back(facts, absent)
             state = facts.get("state")
@@ -138,9 +138,10 @@ class Driver:
                 self._try(lambda s: s.abort_job(self.job))
             if over or dead or str(status).startswith("FINISHED"):
                 job, self.job = self.job, None
-                return {"status": status} | (facts if over else self._outcome(job, status, facts))
+                last = facts if over else self._outcome(job, status, facts)
+                return {"status": status, **last}
 
-    def _call_back(self, facts: dict[str, Any], absent: set[str]) -> set[str]:
+    def _call_back(self, facts: JobFacts, absent: set[str]) -> set[str]:
         """A silo that was not there when the job began, and is now: end the job after the round
         under way, so that the next one has it."""
         if "met" not in facts:
@@ -151,12 +152,12 @@ class Driver:
             self._try(lambda s: s.do_app_command(self.job, TOPIC, {"pause": True}))
         return missing - connected
 
-    def _outcome(self, job: str | None, status: str, facts: dict[str, Any]) -> dict[str, Any]:
+    def _outcome(self, job: str | None, status: str, facts: JobFacts) -> JobFacts:
         """What the job itself said last; its server may have died before it could."""
         with tempfile.TemporaryDirectory() as folder:
             self._try(lambda s: s.download_job_result(job, folder))
             for path in Path(folder).rglob("fafed.json"):
-                return dict(json.loads(path.read_text("utf-8")))
+                return cast(JobFacts, dict(json.loads(path.read_text("utf-8"))))
         return facts | {"state": "again", "why": f"FLARE says {status}"}
 
     # Who is there.
@@ -234,7 +235,7 @@ class Driver:
             return None
 
 
-def _failure(facts: dict[str, Any]) -> FafedError:
+def _failure(facts: JobFacts) -> FafedError:
     """What ended the job, as it would have come from a run here."""
     if facts.get("kind") == "Diverged":
         return Diverged(facts["why"], facts["client"], facts["round"])

@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import functools
 import json
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.message import Message as CellMessage
 
 from fafed.errors import ConfigError
+from fafed.files import Json
 from fafed.silos import memory, payload
 from fafed.silos.messages import HEAD_LIMIT, Message
 from fafed.silos.payload import Body
@@ -35,7 +37,7 @@ FACTS_LIMIT = 4096  # characters of a letter's facts
 
 
 class Letter(NamedTuple):
-    facts: dict[str, Any]
+    facts: dict[str, Json]
     head: bytes = b""
     piece: bytes | memoryview = b""
 
@@ -73,7 +75,7 @@ def opened(message: CellMessage) -> Letter | None:
 def letters(message: Message, token: str) -> Iterator[Letter]:
     """A request, one letter after another."""
     at, total = 0, len(message.body)
-    facts = {"token": token, "size": total}
+    facts: dict[str, Json] = {"token": token, "size": total}
     while total > payload.LARGE and at < total:
         piece = payload.cut(message.body, at)
         yield Letter(facts | {"at": at}, b"", piece)
@@ -93,10 +95,10 @@ class Endpoint:
         self.server = server  # the cell of the server's job: no other one is answered
         self.on_refusal = on_refusal
         self.closed = closed  # why this silo does not take part in the job, if it does not
-        self.asked: Any = None  # the request that is coming in, and what is here of it
-        self.body: Any = bytearray()
+        self.asked: Json = None  # the request that is coming in, and what is here of it
+        self.body: bytearray | mmap.mmap = bytearray()
         self.at = 0
-        self.answered: Any = None  # the request whose answer is being fetched
+        self.answered: Json = None  # the request whose answer is being fetched
         self.answer: Body = b""
 
     @functools.cached_property

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from nvflare.apis.client import Client
 from nvflare.apis.event_type import EventType
@@ -29,6 +29,7 @@ from fafed.core.records import Record
 from fafed.errors import ConfigError, FafedError
 from fafed.experiments.config import Experiment
 from fafed.experiments.rundir import RunDir
+from fafed.files import Json
 from fafed.silos.serve import serve
 from fafed.silos.server import FederationConfig, log
 from fafed.silos.transports.nvflare.endpoint import CHANNEL, TOPIC, Endpoint
@@ -42,13 +43,27 @@ class Again(FafedError):
     """The job ends after a finished round, to be submitted again with those who are back."""
 
 
+class JobFacts(TypedDict, total=False):
+    """What a job tells of itself: to an administrator's session, and in a file at its end."""
+
+    state: str  # starting, running, finished, again, aborted or failed
+    at: list[int]  # which experiment, and its newest round
+    why: str
+    record: dict[str, Any]  # of that round
+    met: list[str]  # silos that have been there
+    kind: str  # of the error, if it failed
+    client: int | None  # of a run that diverged
+    round: int
+    status: str  # FLARE's own word for it
+
+
 class FafedController(Controller):  # type: ignore[misc]
     """Runs the experiments one after another. Every argument is an attribute of its name: FLARE's
     export silently drops those that are not."""
 
     def __init__(
         self,
-        experiments: list[dict[str, Any]],
+        experiments: Sequence[Mapping[str, Json]],
         silos: list[str],
         min_silos: int,
         deadline: float = 3600.0,
@@ -63,7 +78,7 @@ class FafedController(Controller):  # type: ignore[misc]
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         self.pause = threading.Event()
-        self.facts: dict[str, Any] = {"state": "starting", "at": [0, 0], "why": ""}
+        self.facts: JobFacts = {"state": "starting", "at": [0, 0], "why": ""}
         self.wire: Wire | None = None
         engine = fl_ctx.get_engine()
         guard(engine.get_cell(), Refusals(SERVER, None))
@@ -124,11 +139,11 @@ class FafedController(Controller):  # type: ignore[misc]
         if self.pause.is_set():
             raise Again(f"round {record.round} is finished; the job was asked to end")
 
-    def _command(self, topic: str, data: Any, fl_ctx: FLContext, *more: Any) -> dict[str, Any]:
+    def _command(self, topic: str, data: object, fl_ctx: FLContext, *more: object) -> JobFacts:
         """What an administrator's session asks: how far the run is, or to end after a round."""
         if isinstance(data, Mapping) and data.get("pause"):
             self.pause.set()
-        return dict(self.facts)
+        return self.facts.copy()
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
         pass

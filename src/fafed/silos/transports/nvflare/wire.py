@@ -7,9 +7,8 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
@@ -172,7 +171,7 @@ class Wire:
             misses[silo] = 0
 
     @staticmethod
-    def _thread(target: Any, *args: Any) -> None:
+    def _thread(target: Callable[..., object], *args: object) -> None:
         threading.Thread(target=target, args=args, daemon=True).start()
 
 
