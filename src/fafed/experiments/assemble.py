@@ -48,7 +48,7 @@ class Shards(NamedTuple):
 
 class Prepared(NamedTuple):
     run: Run
-    module: module.Model
+    objective: module.Model
     shards: Shards
 
 
