@@ -98,7 +98,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Imported when first used: importing torch takes seconds, `fafed --help` should not.
+    # Imported on first use: importing torch takes seconds, and `fafed --help` must be quick.
     if name not in __all__:
         raise AttributeError(f"module 'fafed' has no attribute {name!r}")
     if name in _MODULES:

@@ -20,12 +20,12 @@ class DataError(FafedError, ValueError):
 
 
 def without_passwords(text: str) -> str:
-    """An address such as mlflow:https://me:secret@host as others may read it."""
+    """Hide the password in an address such as mlflow:https://me:secret@host."""
     return re.sub(r"(://[^:/@\s]*):[^/\s]*@", r"\1:***@", text)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """'did you mean ...?' when something known is close, else the list of what is known."""
+    """'did you mean ...?' if a known name is close, else the list of known names."""
     choices = sorted(known)
     close = get_close_matches(name, choices, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(choices)}"

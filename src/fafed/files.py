@@ -1,7 +1,7 @@
-"""Files that survive a power cut, and content that shows damage.
+"""Files that survive a power cut, and checksums that reveal damage.
 
-A rename alone survives a kill, but not a power cut: the disk may know the new name before it has
-the content. So content is synced first, then renamed, and then the folder is synced.
+A rename alone survives a kill, but not a power cut: the disk may have the new name before it has
+the content. So the content is synced first, then renamed, and then the folder is synced.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Damaged(FafedError):
 
 @contextlib.contextmanager
 def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
-    """Yields a path to write to, which then takes the place of `path`: whole or not at all.
+    """Yield a path to write to. Then it replaces `path`, completely or not at all.
 
-    With `sync` this holds after a power cut, too, and `path` is on the disk at the end.
+    With `sync` this holds for a power cut, too, and `path` is on disk at the end.
     """
     part = path.with_name(f".{path.name}.part")
     try:
@@ -50,7 +50,7 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
 def write(
     path: Path, pieces: Iterable[bytes | memoryview], *, sync: bool = True, private: bool = False
 ) -> None:
-    """Put this content in the place of `path`, whole or not at all."""
+    """Replace `path` by this content, completely or not at all."""
     try:
         opened = open_private if private else lambda part: part.open("wb")
         with replacing(path, sync=sync) as part, opened(part) as file:
@@ -61,8 +61,8 @@ def write(
 
 
 def make_folder(path: Path, *, private: bool = False) -> None:
-    """The folder and those above it, on the disk under their names. Private ones are their
-    owner's alone, whatever the umask; one that is there stays as it is."""
+    """Make the folder and those above it, and sync them to disk. Only the owner can read a private
+    folder, whatever the umask. An existing folder is not changed."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
         folder.mkdir(exist_ok=True)  # another process may be faster
@@ -72,15 +72,15 @@ def make_folder(path: Path, *, private: bool = False) -> None:
 
 
 def open_private(path: Path, *, append: bool = False) -> BinaryIO:
-    """A file to write that its owner alone can read, whatever the umask."""
+    """Open a file for writing that only its owner can read, whatever the umask."""
     flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else os.O_TRUNC)
     descriptor = os.open(path, flags, 0o600)
-    os.fchmod(descriptor, 0o600)  # one that was there before may have been open to others
+    os.fchmod(descriptor, 0o600)  # an existing file may have been readable for others
     return os.fdopen(descriptor, "ab" if append else "wb")
 
 
 def sync_path(path: Path) -> None:
-    """Wait until the disk has what the file holds, or the names in the folder."""
+    """Wait until the content of a file, or the names in a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -92,14 +92,14 @@ def sync_path(path: Path) -> None:
 
 
 def append(descriptor: int, data: bytes) -> None:
-    """Write all of it: the kernel may take less than it is given."""
+    """Write all data: one call of the kernel may write only a part."""
     left = memoryview(data)
     while left:
         left = left[os.write(descriptor, left) :]
 
 
 def sweep(folder: Path) -> None:
-    """Delete what a kill in the middle of writing has left: parts, and safetensors' own."""
+    """Delete half-written files of killed processes, ours and those of safetensors."""
     for pattern in (".*.part", "*.part", ".tmp*"):
         for stale in folder.glob(pattern):
             stale.unlink(missing_ok=True)
@@ -114,8 +114,8 @@ def sealed(content: Mapping[str, object]) -> dict[str, object]:
 
 
 def unsealed(content: object) -> dict[str, Any]:
-    """The content of what was `sealed`. Raises ValueError if it has changed. Without a checksum it
-    was written by fafed before there were any, and is taken as it is."""
+    """The content of something `sealed`. Raises ValueError if it has changed. Old files have no
+    checksum and are accepted."""
     if not isinstance(content, dict):
         raise ValueError("it is not a table of names and values")
     if CRC not in content:

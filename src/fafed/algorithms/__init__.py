@@ -51,7 +51,7 @@ ALGORITHMS: dict[str, type[AnyAlgorithm]] = {
 
 
 def find(name: str) -> type[AnyAlgorithm]:
-    """By its name, or the user's own as "module:Class"."""
+    """The algorithm of this name, or the user's own as "module:Class"."""
     if ":" in name:
         own = plugins.find(name, "algorithm.name")
         if not (isinstance(own, type) and issubclass(own, Algorithm)):

@@ -14,8 +14,8 @@ def server_momentum(note: str = "0 in the paper") -> float:
 
 
 def add_server_momentum(x: Tensor, old: Tensor, last: Tensor, mu: float) -> tuple[Tensor, Tensor]:
-    """The server has moved from `old` to x: add mu times its last move. Returns where that leads,
-    and the whole move. Without mu nothing is kept."""
+    """The server has moved from `old` to x. Add mu times its last move. Return the new x, and the
+    whole move. With mu = 0 the move is not kept."""
     if not mu:
         return x, last
     x = x + mu * last

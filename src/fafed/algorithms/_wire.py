@@ -1,4 +1,4 @@
-"""What travels: vectors that a client could derive by itself, or not."""
+"""Which vectors a message holds: all, or only those that a client cannot derive by itself."""
 
 from __future__ import annotations
 

@@ -6,14 +6,14 @@ https://arxiv.org/abs/2109.05109).
     every q-th step:  vhat <- max(vhat, mean_i v_i), and x is the mean over the clients of this
                       step taken with the new vhat
 
-m_i and v_i stay with their client. Since vhat is common, the server can take the q-th step from
-the means of x_i and m_i, so one exchange is enough. `timing="stale"` takes it with the old vhat
-instead and sends one vector less; `v_sync="average"` puts the mean in place of every v_i.
+m_i and v_i stay with their client. All clients have the same vhat. So the server can make the q-th
+step from the means of x_i and m_i, and one exchange is enough. `timing="stale"` makes it with the
+old vhat instead and sends one vector less. `v_sync="average"` replaces every v_i by the mean.
 
-Departures from the paper: vhat does not start at eps0 alone, which makes the first q - 1 steps
-huge, but at max(eps0, mean_i g^2) for gradients at x_0, unless `warm_share=False`. The maximum
-over clients in place of the mean of the v_i is left out: a server that sees only sums cannot
-form it.
+Departures from the paper: vhat starts at max(eps0, mean_i g^2) for gradients at x_0, unless
+`warm_share=False`. Starting at eps0 alone makes the first q - 1 steps huge. The paper's variant
+with the maximum over clients in place of the mean of the v_i is left out: a server that sees only
+sums cannot compute it.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class LocalAMSGrad(Algorithm[Shared, Shared, Local, Message]):
         kept = Local(m, v if self.v_sync == "local" else v[:0])
         if self.timing == "stale":
             return kept, Message(x, m[:0], v)
-        return kept, Message(before, m, v)  # the q-th move is the server's
+        return kept, Message(before, m, v)  # the server makes the q-th step
 
     def server(self, shared: Shared, mean: Message, info: RoundInfo) -> Shared:
         x, m, v = mean

@@ -16,9 +16,9 @@ https://arxiv.org/abs/2106.08208).
                x <- x - eta mu_t m / (sqrt(v) + rho)         mu_t = k / (s + t)^(1/3)
                momentum="ema":  m <- a_t g + (1 - a_t) m, a_{t+1} = min(1, c mu_t), power 1/2
 
-A round is q steps of the one client; q matters to SPIDER alone, whose period it is. Departures
-from the papers: AMSGrad's vhat starts at eps0 rather than 0, SuperAdam's v at the first g^2 unless
-`bias_correction`; a given eta (STORM) or alpha (STORM, SuperAdam) replaces the method's own.
+A round is q steps of the one client. q matters only for SPIDER, where it is the period. Departures
+from the papers: AMSGrad's vhat starts at eps0 rather than 0. SuperAdam's v starts at the first g^2
+unless `bias_correction`. A given eta (STORM) or alpha (STORM, SuperAdam) replaces the method's own.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Kept = TypeVar("Kept", bound=Tree)  # the optimiser's state
 
 @dataclass(frozen=True)
 class Central(Algorithm[Shared, Shared, Kept, Message]):
-    """What all share: one client, which keeps the optimiser's state."""
+    """The common part: one client, which keeps the optimiser's state."""
 
     @property
     def population(self) -> int:
@@ -66,7 +66,7 @@ class Central(Algorithm[Shared, Shared, Kept, Message]):
 
 
 def after_the_first(n: Tensor) -> Tensor:
-    """0 in step n = 1, where there is nothing to remember, then 1."""
+    """0 in step n = 1, which has no earlier step, then 1."""
     return (n > 1).double()
 
 

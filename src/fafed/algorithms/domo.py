@@ -5,13 +5,13 @@
     u starts every round at 0;   D_i = (1/q) sum of the u's of the round
     m <- mu_s m + mean_i D_i;   x <- x - eta_g eta q m
 
-D_i leaves out the fused part, otherwise the server would count its momentum twice. Neither
-momentum is damped: the effective step is eta / ((1 - mu_l) (1 - mu_s)). eta is a constant: D_i
-weighs all u's of the round alike.
+D_i leaves out the fused part, otherwise the server would count its momentum twice. Neither momentum
+is damped: the effective step is eta / ((1 - mu_l) (1 - mu_s)). eta must be a constant, because D_i
+gives all u's of the round the same weight.
 
-m is (x_old - x) / (eta_g eta q), which a client sees for itself in two consecutive models.
-`wire="compact"` (the default) uses this: one vector down instead of two, for one that the client
-keeps; it needs every client in every round.
+m is (x_old - x) / (eta_g eta q), so a client can compute it from two consecutive models.
+`wire="compact"` (the default) uses this: it sends one vector down instead of two, and the client
+keeps one. It needs every client in every round.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class DOMO(Algorithm[Shared, Shared, Local, Message]):
-    """Momentum on the server and on the clients, which make the server's next move beforehand.
+    """Momentum on the server and on the clients. Local steps already include the server's momentum.
 
-    Use it when FedAvg is too slow and its price in bytes and gradients is all that can be paid.
-    Beware: neither momentum is damped, so the effective step is eta / ((1 - mu_l) (1 - mu_s)):
-    start at a tenth to a hundredth of FedAvg's eta. The default wire needs everyone; wire="full"
-    does not.
+    Use it when FedAvg is too slow, but its cost in bytes and gradients is the limit.
+    Beware: neither momentum is damped, so the effective step is eta / ((1 - mu_l) (1 - mu_s)).
+    Start at a tenth to a hundredth of FedAvg's eta. The default wire needs all clients;
+    wire="full" does not.
     """
 
     eta: float = hyper(0.001, above(0), "the local step size")

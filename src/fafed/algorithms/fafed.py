@@ -4,21 +4,21 @@
     v_t     = beta v_{t-1} + (1 - beta) g(x_t)^2
     x_{t+1} = x_t - eta_t m_t / A,   A = sqrt(v_s) + rho        v_s: mean v at the last exchange
 
-Every q steps x, m and v become their means and the server takes the q-th step with the new A.
-x_{t-1} inside g stays each client's own, across exchanges too: replaced by the mean, the drift
-of local steps would come back whatever alpha is.
+Every q steps x, m and v become their means, and the server makes the q-th step with the new A.
+x_{t-1} inside g is each client's own, across exchanges too. With the mean in its place, the drift
+of local steps would come back for every alpha.
 
-Departures from the paper: the indices that its Algorithm 2 leaves out are put back; alpha is cut
-at 1; a change of membership, which the paper does not treat, restarts m at the current gradient.
-The first step has no A, as in the paper's line 3, unless `first_step_precond`.
+Departures from the paper: the indices that its Algorithm 2 leaves out are added. alpha is at most
+1. The paper does not say what happens when the clients change: here m then restarts at the current
+gradient. The first step has no A, as in the paper's line 3, unless `first_step_precond`.
 
-Beyond the paper, `server_momentum` adds that share of the server's last move to its next one:
-x <- x' + mu (x_r - x_{r-1}), with x_r the model that round r began with and x' what the paper makes
-of it. It costs neither gradients nor bytes, and m stays exact: both its gradients are taken where
-the client is and was, however it came there. `old_grad_scale` = c puts c g(x_{t-1}) into m instead
-of g(x_{t-1}), as the authors' code for images does with c = 0.95. Below 1 m gathers momentum, up to
-(1 - (1 - alpha) c) / alpha times the gradient; at 0 it is momentum alone, variance reduction is
-gone, and a step takes one gradient instead of two.
+Beyond the paper, `server_momentum` = mu adds mu times the server's last move to its next one:
+x <- x' + mu (x_r - x_{r-1}). Here x_r is the model at the start of round r, and x' the paper's next
+model. This costs neither gradients nor bytes. m stays exact, because its two gradients are taken at
+the client's current and last point, however it got there. `old_grad_scale` = c puts c g(x_{t-1})
+into m instead of g(x_{t-1}), as the authors' code for images does with c = 0.95. Below 1, m
+accumulates momentum, up to (1 - (1 - alpha) c) / alpha times the gradient. At 0 there is only
+momentum and no variance reduction, and a step takes one gradient instead of two.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ Statistic = Callable[[Tensor | None, Tensor], Tensor]
 class Shared(NamedTuple):
     x: Tensor
     m: Tensor  # estimate of the gradient
-    v: Tensor  # what stands under the root of A: a vector, a few numbers or nothing
+    v: Tensor  # A = sqrt(v) + rho: a vector, a few numbers or empty
     t: Tensor  # steps made
-    keep: Tensor  # 1, or 0 if the next step must forget m
+    keep: Tensor  # 1, or 0 if the next step must restart m
     ema: Tensor  # amsgrad: the running mean that v is the maximum of; else empty
     last: Tensor  # server_momentum: the server's last move; else empty
 
@@ -83,11 +83,11 @@ class Message(NamedTuple):
 class FAFED(Algorithm[Shared, Down, Local, Message]):
     """Adaptive, variance-reduced local steps whose scale is shared by all clients.
 
-    Use it when everyone takes part, coordinates differ much in scale, and two gradients per step
+    Use it when all clients take part, coordinates differ much in scale, and two gradients per step
     and three vectors each way are affordable.
-    Beware: a small alpha removes drift, the adaptive scale does not: at alpha = 0.9 the bias is
-    about FedAvg's. Clipping can keep sqrt(v) below rho almost everywhere: then A is nearly rho,
-    and the step eta / rho. When the clients change, the estimate m starts anew.
+    Beware: a small alpha removes drift, and the adaptive scale does not. At alpha = 0.9 the bias is
+    about FedAvg's. Clipping can keep sqrt(v) below rho almost everywhere. Then A is nearly rho, and
+    the step nearly eta / rho. When the clients change, the estimate m restarts.
     """
 
     eta: Rate = hyper(0.01, above(0, schedule=True), "the step size")
@@ -170,20 +170,20 @@ class FAFED(Algorithm[Shared, Down, Local, Message]):
         remember = [1 - alpha for alpha in along(self.alpha, t, len(batches))]
         remember[0] = remember[0] * keep
         settings = StormSettings(rates, remember, self.beta, self.scale(v))
-        if self.adaptivity == "amsgrad":  # v came as a maximum; the server adds the old mean
+        if self.adaptivity == "amsgrad":  # v is a maximum, so the running mean is needed
             v = torch.zeros_like(v)
         start, fresh = StormPoint(x, local.x, m, v), self.sync_precond == "fresh"
         if self.plain:
             x, before, m, v = grad.storm_steps(start, settings, batches, keep_x=not fresh)
         else:
             x, before, m, v = self.other_steps(grad, start, settings, batches)
-        last = before if fresh else x  # fresh: the q-th move is the server's
+        last = before if fresh else x  # fresh: the server makes the q-th step
         return Local(before), Message(last, m, self.sent(v))
 
     def other_steps(
         self, grad: Grad, start: StormPoint, settings: StormSettings, batches: Batches
     ) -> StormPoint:
-        """The steps of those options that are not the paper's."""
+        """The local steps with options that are not the paper's."""
         x, before, m, v = start
         scale = self.old_grad_scale
         for rate, remember, batch in zip(settings.rates, settings.keeps, batches, strict=True):
@@ -192,7 +192,7 @@ class FAFED(Algorithm[Shared, Down, Local, Message]):
                 again = batch if self.coupled_masks else batch.redrawn()
                 old = grad(before, again)
                 m = grad.storm_estimate(g, remember, m, old if scale == 1 else scale * old)
-                del old  # a vector as large as the model
+                del old  # free a vector as large as the model
             else:
                 m = g + remember * m
             if self.adaptivity in ("adam", "amsgrad"):
@@ -218,11 +218,11 @@ class FAFED(Algorithm[Shared, Down, Local, Message]):
 
     @property
     def plain(self) -> bool:
-        """Whether a local step is the paper's."""
+        """Whether a local step is that of the paper."""
         known = self.adaptivity in ("adam", "amsgrad", "identity")
         return known and self.coupled_masks and self.old_grad_scale == 1
 
-    # The adaptive matrix: what v collects, and A = sqrt(v) + rho from it.
+    # The adaptive matrix: the update of v, and A = sqrt(v) + rho.
 
     def collect(self, v: Tensor | None, g: Tensor) -> Tensor:
         """The statistic after gradient g; v is None at the very first."""

@@ -3,7 +3,7 @@
     x_i <- x;  repeat q times:  x_i <- x_i - eta g_i(x_i)
     x   <- x + eta_g mean_i(x_i - x)
 
-With `server_momentum` = mu the server adds mu times its last move, which is FedAvgM (Hsu, Qi and
+With `server_momentum` = mu the server adds mu times its last move. This is FedAvgM (Hsu, Qi and
 Brown 2019, https://arxiv.org/abs/1909.06335).
 
 Departure from the paper: a fixed number of local steps rather than epochs, so that clients with
@@ -43,11 +43,12 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class FedAvg(Algorithm[Shared, Down, tuple[()], Message]):
-    """Local SGD, and the mean of what comes out of it.
+    """Local SGD, and the mean of the resulting models.
 
     Use it when you begin: one vector each way, one gradient per step, nothing to keep, one step
     size to choose.
-    Beware: where clients differ it ends beside the optimum, the farther the larger q and eta are.
+    Beware: if clients differ it converges to a point beside the optimum. Larger q and eta increase
+    the distance.
     """
 
     eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")

@@ -8,8 +8,8 @@ messages and error feedback.
     topk       the k largest |s_j|, lower j first          k numbers and k places of log2 d bits
     identity   C(s) = s: FedAMS
 
-C acts on the whole flat vector. Messages are counted in their compressed size; the way down is
-not compressed. FedAMS's functions do the rest.
+C acts on the whole flat vector. Bytes up are counted after compression. What the server sends down
+is not compressed. FedAMS's functions do the rest.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from fafed.core.schedules import Rate
 
 
 class Local(NamedTuple):
-    e: Tensor  # what compression has held back so far
+    e: Tensor  # what compression has left out so far
 
 
 @dataclass(frozen=True)
 class FedCAMS(Algorithm[SharedAMS, Down, Local, Message]):
-    """FedAMS with compressed messages, and what compression held back sent later.
+    """FedAMS with compressed messages. What compression leaves out is sent later.
 
-    Use it when the way up is the bottleneck: one bit per number by default, fewer with topk.
-    Beware: the way down is not compressed, and each client keeps a vector of what it still owes,
-    which waits while the client is absent.
+    Use it when bytes up are the bottleneck: one bit per number by default, fewer with topk.
+    Beware: bytes down are not compressed. Each client keeps a vector with what it has not sent yet.
+    An absent client cannot send it.
     """
 
     eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
@@ -99,7 +99,7 @@ class FedCAMS(Algorithm[SharedAMS, Down, Local, Message]):
                 k, height = self.k(len(s)), s.abs()
                 least = height.topk(k).values[-1]
                 larger, equal = height > least, height == least
-                room = k - larger.sum()  # topk itself picks any of those that tie
+                room = k - larger.sum()  # torch's topk picks any of equal numbers
                 return torch.where(larger | (equal & (equal.cumsum(0) <= room)), s, 0.0)
             case _:
                 return s

@@ -6,12 +6,12 @@
     G = mean_i D(x_k);   dG = mean_i (D(x_k) - D(x_{k-1})),  both D on the same batches
     u <- beta G + (1 - beta) (u + dG),   u = G in the first round;   x_{k+1} = x_k - u
 
-Both lanes, from x_k and from x_{k-1}, advance batch by batch, so that they share samples and
-dropout masks. In the first round there is one lane, and one vector each way instead of two.
-u carries the scale of eta, so eta is a constant.
+Both sequences of steps, from x_k and from x_{k-1}, advance batch by batch, so that they share
+samples and dropout masks. In the first round there is one sequence, and one vector each way instead
+of two. u contains the factor eta, so eta must be a constant.
 
-Departures from the paper: messages are not quantised, and the first gradient of a round is by
-default on an ordinary batch (`anchor="step"`); "batch" takes one larger batch, "full" the shard.
+Departures from the paper: messages are not quantised. The first gradient of a round is by default
+on an ordinary batch (`anchor="step"`); "batch" takes one larger batch, "full" the shard.
 """
 
 from __future__ import annotations

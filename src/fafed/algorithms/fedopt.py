@@ -2,8 +2,8 @@
 and FedAMS (Wang et al., ICML 2022, https://arxiv.org/abs/2205.02719): one local part, four
 server rules.
 
-Clients run FedAvg's local steps; the server treats D = mean_i(x_i - x) as a gradient that
-already points downhill. All keep m <- beta1 m + (1 - beta1) D, from 0, and differ in v:
+Clients make FedAvg's local steps. The server treats D = mean_i(x_i - x) as a negative gradient. All
+four have m <- beta1 m + (1 - beta1) D, which starts at 0. They differ in v:
 
     FedAdam      v <- beta2 v + (1 - beta2) D^2                  x <- x + eta_g m / (sqrt(v) + tau)
     FedYogi      v <- v - (1 - beta2) D^2 sign(v - D^2)          the same
@@ -63,7 +63,7 @@ def unbias(moment: Tensor, beta: float, r: Tensor) -> Tensor:
 
 
 class Counted(Protocol):
-    """What all states of the server have."""
+    """The fields of every server state."""
 
     @property
     def x(self) -> Tensor: ...
@@ -125,8 +125,8 @@ class FedAdam(FedOpt):
 
     Use it when coordinates differ in scale and clients should stay as cheap as FedAvg's, without
     state.
-    Beware: there are two step sizes and tau to choose. It comes to rest where FedAvg does: what the
-    server adapts cannot remove the drift of local steps.
+    Beware: there are two step sizes and tau to choose. It converges to the same point as FedAvg: a
+    server that adapts cannot remove the drift of local steps.
     """
 
     beta2: float = hyper(0.99, between(0, 1), "the memory of v")
@@ -161,8 +161,8 @@ class FedAdagrad(FedOpt):
     """FedAvg's local steps, and Adagrad's rule on the server.
 
     Use it when the server's steps should shrink by themselves, without a schedule.
-    Beware: v never forgets, so large updates at the start shorten all later steps. As for FedAdam,
-    the drift of local steps remains.
+    Beware: v never decreases, so large updates at the start shorten all later steps. As for
+    FedAdam, the drift of local steps remains.
     """
 
     beta1: float = hyper(0.0, between(0, 1), "the memory of m; 0 by custom")

@@ -8,14 +8,14 @@
     oracle II   g = grad f_i(y) on the whole shard at the start of every `period`-th round, and
                 after each move to y' from y:  g <- g + g_i(y') - g_i(y), both on the step's batch
 
-mu is 1/eta of the paper, and the paper's eta_1 is our eta: eta (L + mu) < 2 is needed. The local
-steps start from the client's own last solution, not from x.
+mu is the paper's 1/eta, and eta is the paper's eta_1. eta (L + mu) < 2 is needed. The local steps
+start from the client's own last solution, not from x.
 
-Rounds may be silent: all but every `every`-th, and those too with probability p. One coin decides
-for all clients, a function of (seed, round), since a mean over some of them would mix old and
-new. Nothing goes up in a silent round or down after it, and the server's x stays what it was. Where
-clients differ, silent rounds bring back the bias of local steps that FedPD otherwise removes.
-Duals of absent clients would go stale, so everyone must take part.
+A round may be silent. Only every `every`-th round is not, and with probability p it is silent, too.
+One random draw, a function of (seed, round), decides for all clients, because a mean over some of
+them would mix old and new. Nothing goes up in a silent round or down after it, and the server's x
+does not change. If clients differ, silent rounds bring back the bias of local steps that FedPD
+otherwise removes. Duals of absent clients would become outdated, so all clients must take part.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Shared(NamedTuple):
 class Local(NamedTuple):
     x: Tensor  # this client's last solution
     lam: Tensor  # its dual
-    z: Tensor  # where it goes on after a silent round; empty if there is none
+    z: Tensor  # where it continues after a silent round; else empty
     g: Tensor  # oracle II: its estimate of the gradient at x; else empty
 
 
@@ -53,12 +53,12 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class FedPD(Algorithm[Shared, Shared, Local, Message]):
-    """Primal-dual steps: each client's dual learns how far its data pull away from the mean.
+    """Primal-dual steps: each client's dual learns how its gradient differs from the mean.
 
-    Use it when data differ and everyone takes part: no bias of local steps, at FedAvg's price in
+    Use it when data differ and all clients take part: no bias of local steps, at FedAvg's cost in
     bytes and gradients.
-    Beware: eta (L + mu) < 2 is needed, a client keeps two vectors, and nobody may be absent. Silent
-    rounds (every, p) bring the bias back where clients differ.
+    Beware: eta (L + mu) < 2 is needed, a client keeps two vectors, and no client may be absent.
+    Silent rounds (every, p) bring the bias back if clients differ.
     """
 
     eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
@@ -101,7 +101,7 @@ class FedPD(Algorithm[Shared, Shared, Local, Message]):
 
     def send(self, shared: Shared) -> Shared:
         x, t, r = shared
-        known = int(r) > 0 and not self.talks(r)  # each has its own x since the last round
+        known = int(r) > 0 and not self.talks(r)  # each client has its own x since the last round
         return Shared(x[:0] if known else x, t, r)
 
     def local(

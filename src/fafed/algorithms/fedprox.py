@@ -3,9 +3,9 @@
     y <- x;  repeat q times:  y <- y - eta (g_i(y) + mu (y - x))
     x <- x + mean_i(y - x)
 
-The first local step is that of FedAvg whatever mu is, so with q = 1 there is no difference.
-Departures from the paper: q gradient steps on f_i(y) + (mu/2) |y - x|^2 for every client rather
-than a solution as good as each can afford, and the weighted mean over those who take part.
+The first local step is that of FedAvg for every mu, so with q = 1 there is no difference.
+Departures from the paper: every client makes q gradient steps on f_i(y) + (mu/2) |y - x|^2, rather
+than solving it as well as it can. The mean over the clients that take part is weighted.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class FedProx(Algorithm[Shared, Shared, tuple[()], Message]):
-    """FedAvg whose local steps are drawn back to the server's model.
+    """FedAvg whose local steps are pulled back to the server's model.
 
-    Use it when q is large and the local models run too far away from the server's.
-    Beware: with q = 1 it is FedAvg whatever mu is. It shrinks the bias of local steps but does not
-    remove it, and a larger mu makes each round move less.
+    Use it when q is large and the local models move too far away from the server's.
+    Beware: with q = 1 it is FedAvg for every mu. It reduces the bias of local steps but does not
+    remove it. With a larger mu each round makes less progress.
     """
 
     eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")

@@ -1,7 +1,8 @@
 """Mime, MimeLite and MimeAdam (Karimireddy et al., NeurIPS 2021, https://arxiv.org/abs/2008.03606).
 
-A base optimiser is split into a direction U(g, s), with statistics s that no local step changes,
-and their renewal V(c, s), which the server makes once a round from c = mean_i grad f_i(x):
+A base optimiser has two parts. U(g, s) is the direction of a local step, with statistics s that
+local steps do not change. V(c, s) is their update, which the server makes once per round from
+c = mean_i grad f_i(x):
 
     base      U(g, s)                                        V(c, s)
     sgd       g                                              -
@@ -14,11 +15,11 @@ and their renewal V(c, s), which the server makes once a round from c = mean_i g
     Mime       g = g_i(y) - g_i(x) + c                       both g_i on the step's batch
     x <- x + eta_g mean_i(y - x);   s <- V(c, s)
 
-Mime needs c before its local steps, hence two exchanges per round: x down and grad f_i(x) up,
+Mime needs c before its local steps. So it has two exchanges per round: x down and grad f_i(x) up,
 then s and c down and y up. MimeAdam is Mime with the base adam.
 
-Departures from the paper: m and v do not start at zero, which makes adam's first round divide by
-tau, but at c and c^2 of x_0, unless `cold_start`. No bias correction. `anchor="batch"` takes one
+Departures from the paper: m and v start at c and c^2 of x_0, unless `cold_start`. Starting at zero
+makes adam's first round divide by tau. There is no bias correction. `anchor="batch"` takes one
 larger batch for grad f_i(x) instead of the whole shard.
 """
 
@@ -75,7 +76,7 @@ Sent = TypeVar("Sent", bound=Tree)  # by a client
 
 @dataclass(frozen=True)
 class BaseOptimiser(Algorithm[Shared, Shared, Kept, Sent]):
-    """U, V and the anchor: what Mime and MimeLite have in common."""
+    """The common part of Mime and MimeLite: U, V and the anchor."""
 
     eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
     eta_g: float = hyper(1.0, above(0), "the server's step size")
@@ -129,7 +130,7 @@ class BaseOptimiser(Algorithm[Shared, Shared, Kept, Sent]):
 
 @dataclass(frozen=True)
 class Mime(BaseOptimiser[Local, Message]):
-    """The steps of a server's optimiser made on the clients, corrected by the mean gradient.
+    """Clients make the steps of a server's optimiser, corrected by the mean gradient.
 
     Use it when data differ, clients come and go, and computing is cheap: no bias of local steps and
     nothing to keep between rounds.
@@ -157,7 +158,7 @@ class Mime(BaseOptimiser[Local, Message]):
         return shared._replace(c=mean.h)
 
     def send(self, shared: Shared) -> Shared:
-        return shared._replace(x=shared.x[:0])  # the clients have just seen x
+        return shared._replace(x=shared.x[:0])  # the clients have just received x
 
     def local(
         self, grad: Grad, down: Shared, local: Local, batches: Batches
@@ -177,9 +178,9 @@ class Mime(BaseOptimiser[Local, Message]):
 
 @dataclass(frozen=True)
 class MimeLite(BaseOptimiser[tuple[()], LiteMessage]):
-    """The steps of a server's optimiser made on the clients, without Mime's correction.
+    """Clients make the steps of a server's optimiser, without Mime's correction.
 
-    Use it when momentum or Adam's scale should steer the local steps at one gradient each, in one
+    Use it when local steps should use momentum or Adam's scale at one gradient each, in one
     exchange, with nothing to keep between rounds.
     Beware: the drift of local steps remains (with base="sgd" it is FedAvg), and the statistics
     still take a pass over the client's whole data each round, unless anchor="batch".

@@ -4,8 +4,8 @@
     every q steps x_i becomes the mean; v_i stays private
 
 It can move away from the optimum (Theorem 1), because every client divides by its own root.
-Departure from the paper: its line 8 divides each client's step by the receiver's v; the proof,
-and this code, by the sender's. `local="adam"` adds the momentum that the text mentions.
+Departure from the paper: its line 8 divides each client's step by the receiver's v. The proof and
+this code divide by the sender's. `local="adam"` adds the momentum that the paper's text mentions.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Message(NamedTuple):
 class NaiveAdaptiveFedAvg(Algorithm[Shared, Shared, Local, Message]):
     """Adaptive local steps, each client with a scale of its own.
 
-    Use it when you want to see why the scale must be shared; it is the FAFED paper's
+    Use it when you want to see why the scale must be shared. It is the FAFED paper's
     counterexample.
-    Beware: it can walk away from the optimum. With rho = 0 a client's move hardly depends on how
-    steep its loss is, so many flat losses outvote one steep loss.
+    Beware: it can move away from the optimum. With rho = 0 the length of a client's step hardly
+    depends on its loss's slope, so many flat losses outweigh one steep loss.
     """
 
     eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")

@@ -5,8 +5,8 @@
     x <- mean_i y;   u <- mean_i u
 
 The momentum is not damped by 1 - beta, so the effective step is eta / (1 - beta).
-Variants that the paper does not have: `u_sync="reset"` starts every round at u = 0,
-`u_sync="keep"` lets every client go on with its own u; both send one vector instead of two.
+Variants that the paper does not have: `u_sync="reset"` starts every round at u = 0, and with
+`u_sync="keep"` every client keeps its own u. Both send one vector instead of two.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Message(NamedTuple):
 class PRSGDM(Algorithm[Shared, Shared, Local, Message]):
     """Local SGD with a momentum that is averaged together with the model.
 
-    Use it when FedAvg is too slow and a second vector each way is affordable; u_sync="reset" and
-    "keep" do without that vector.
+    Use it when FedAvg is too slow and a second vector each way is affordable. u_sync="reset" and
+    "keep" do not send that vector.
     Beware: the momentum is not damped, so the effective step is eta / (1 - beta): start at a tenth
     of FedAvg's eta if beta = 0.9.
     """

@@ -5,12 +5,12 @@
     c_i <- g_i(x) on the whole shard or one batch    control="full", "batch"  (option I)
     x <- x + eta_g mean_S(y - x);   c <- c + (|S|/N) mean_S(change of c_i)
 
-With option II and all clients every round, c is (x_old - x_new) / (q eta eta_g), which a client
-sees for itself in two consecutive models. `wire="compact"` (the default) uses this: one vector
-each way instead of two, for one more kept by the client, and the same method.
+With option II and all clients in every round, c is (x_old - x_new) / (q eta eta_g). So a client can
+compute it from two consecutive models. `wire="compact"` (the default) uses this: it sends one
+vector each way instead of two, and the client keeps one more. The method is the same.
 
 Beyond the paper, `server_momentum` = mu adds mu times the server's last move to its next one. Then
-c does not follow from the models, so it takes wire="full".
+c does not follow from the models, so it needs wire="full".
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class SCAFFOLD(Algorithm[Shared, Down, Local, Message]):
-    """FedAvg whose local steps are corrected by how a client differs from the mean.
+    """FedAvg whose local steps are corrected by a client's difference from the mean.
 
-    Use it when data differ: no bias of local steps, at FedAvg's price in bytes and gradients.
-    Beware: the default wire needs everyone in every round and two vectors kept by each client;
-    wire="full" lets clients be absent, keeps one, and sends two vectors each way.
+    Use it when data differ: no bias of local steps, at FedAvg's cost in bytes and gradients.
+    Beware: the default wire needs all clients in every round, and each client keeps two vectors.
+    With wire="full" clients may be absent. Then each keeps one vector and sends two each way.
     """
 
     eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")

@@ -3,10 +3,10 @@
     d_t     = g(x_t) + (1 - alpha_t) (d_{t-1} - g(x_{t-1}))     both g on the batch of step t
     x_{t+1} = x_t - eta_t d_t
 
-Every q steps x and d become their means. This is FAFED with A = 1, step for step (STEM's own
-index is ours plus one), so FAFED's functions do the work; `schedules.StemStep` and
+Every q steps x and d become their means. This is FAFED with A = 1, step for step (the paper's index
+is our t plus one), so the code calls FAFED's functions. `schedules.StemStep` and
 `schedules.StemMomentum` are the step sizes of STEM's theory. `server_momentum` and `old_grad_scale`
-are FAFED's, too, and not in STEM's paper.
+are those of FAFED, and not in STEM's paper.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from fafed.core.schedules import Rate
 class STEM(Algorithm[Shared, Down, Local, Message]):
     """Variance-reduced local steps: FAFED without the adaptive scale.
 
-    Use it when everyone takes part, data differ, and coordinates are of similar scale: it sends two
-    vectors each way instead of FAFED's three.
-    Beware: two gradients per step. Only a small alpha removes drift; alpha = 1 is plain local SGD.
-    When the clients change, the estimate d starts anew.
+    Use it when all clients take part, data differ, and coordinates have similar scales: it sends
+    two vectors each way instead of FAFED's three.
+    Beware: two gradients per step. Only a small alpha removes drift. alpha = 1 is plain local SGD.
+    When the clients change, the estimate d restarts.
     """
 
     eta: Rate = hyper(0.01, above(0, schedule=True), "the step size")

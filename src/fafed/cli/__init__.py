@@ -1,4 +1,4 @@
-"""The command line. Heavy imports live inside the commands, so that --help is quick."""
+"""The command line. Slow imports are inside the commands, so that --help is quick."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def main(command: typer.Typer = app) -> None:
     SIGTERM."""
     from fafed.errors import FafedError
 
-    sys.path.insert(0, str(Path.cwd()))  # "module:function" may name a file beside the user
+    sys.path.insert(0, str(Path.cwd()))  # "module:function" may name a file in the current folder
     try:
         command()
     except FafedError as error:
         typer.secho(f"error: {error}", fg="red", err=True)
         raise SystemExit(1 if type(error).__name__ == "Diverged" else 2) from error
-    except BrokenPipeError:  # the reader of a pipe, such as head, has left
+    except BrokenPipeError:  # the reader of a pipe, such as head, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None

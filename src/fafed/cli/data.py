@@ -1,4 +1,4 @@
-"""Datasets: what is there, getting it, and how an experiment deals it out."""
+"""Datasets: list them, get them, and show how an experiment deals them out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Dataset = Annotated[str, typer.Argument(metavar="NAME", help="A dataset of `fafe
 
 @app.command("list")
 def list_datasets(as_json: Json = False) -> None:
-    """Show the datasets that fafed knows and which are here."""
+    """List the datasets that fafed knows, and which of them are on this machine."""
     from rich.console import Console
     from rich.table import Table
 
@@ -107,7 +107,7 @@ def show(experiment: Name, changes: Changes = None, as_json: Json = False) -> No
 
 
 def _shaded(n: int, largest: int) -> Text:
-    """A number on a ground that grows darker with it."""
+    """A number on a background that is darker for larger numbers."""
     from rich.text import Text
 
     if n == 0:

@@ -1,4 +1,4 @@
-"""An experiment in another engine's own terms."""
+"""Write an experiment as a FLARE job or a Flower app."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def nvflare(
     deadline: Deadline = 3600.0,
     start: Start = 300.0,
 ) -> None:
-    """Write a job that `nvflare job submit` takes; submitted again, the run goes on."""
+    """Write a job for `nvflare job submit`. If you submit it again, the run continues."""
     need_flare()
     from fafed.silos.transports.nvflare.job import FafedRecipe
 
@@ -52,7 +52,7 @@ def flower(
         str | None, typer.Option(help="A file on the server to measure the model on.")
     ] = None,
 ) -> None:
-    """Write an app that `flwr run` takes; run again, the run goes on."""
+    """Write an app for `flwr run`. If you run it again, the run continues."""
     from fafed.silos.transports.flower.export import export
 
     place = export(

@@ -1,4 +1,4 @@
-"""What there is: algorithms and presets."""
+"""List algorithms and presets."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def algorithms(as_json: Json = False, as_markdown: Markdown = False) -> None:
 def presets(
     name: str = typer.Argument(None, help="Print this preset's TOML."), as_json: Json = False
 ) -> None:
-    """List the experiments that ship with fafed, or print one."""
+    """List the experiments that come with fafed, or print one."""
     from rich.console import Console
     from rich.table import Table
 

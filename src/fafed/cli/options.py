@@ -34,8 +34,8 @@ CORES = os.cpu_count() or 1
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Ctrl-C ends a command with exit code 130, SIGTERM with 143; every finished round is on disk
-    by then."""
+    """Ctrl-C ends a command with exit code 130, SIGTERM with 143. Every finished round is then on
+    disk."""
     came = signal.SIGINT
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -43,7 +43,7 @@ def interruptible() -> Iterator[None]:
         came = signal.Signals(number)
         raise KeyboardInterrupt
 
-    main = threading.current_thread() is threading.main_thread()  # others get no signals
+    main = threading.current_thread() is threading.main_thread()  # only it gets signals
     signals = [signal.SIGINT, *([] if "WORLD_SIZE" in os.environ else [signal.SIGTERM])]
     before = {number: signal.signal(number, note) for number in signals} if main else {}
     try:
@@ -61,7 +61,7 @@ def print_json(value: object) -> None:
 
 
 def _finite(value: Any) -> Any:
-    """JSON knows neither NaN nor infinity."""
+    """Replace NaN and infinity, which JSON does not support, by None."""
     if isinstance(value, Mapping):
         return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):

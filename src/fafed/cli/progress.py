@@ -1,4 +1,4 @@
-"""What a person sees while runs go on: a live display in a terminal, plain lines elsewhere."""
+"""Progress of runs: a live display in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def facts(record: Record | None) -> str:
 
 
 class Display:
-    """Progress of one or more runs. Use as a context."""
+    """Progress of one or more runs, as a context manager."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.console = Console(stderr=True)
@@ -66,7 +66,7 @@ class Display:
             self.bars.stop()
 
     def update(self, name: str, rounds: int, record: Record | None) -> None:
-        """Show where a run is."""
+        """Show how far a run is."""
         if self.quiet:
             return
         known = self._with_last_test(name, record)
@@ -85,7 +85,7 @@ class Display:
                 )
 
     def _with_last_test(self, name: str, record: Record | None) -> Record | None:
-        """Between evaluations a bar goes on showing the last one; a line does not."""
+        """Between evaluations a bar keeps showing the last one. A line does not."""
         if record is None or record.test or not self.live:
             if record is not None:
                 self.last[name] = record
@@ -94,8 +94,8 @@ class Display:
         return Record(**{**record.to_dict(), "test": before.test if before else {}})
 
     def tick(self, places: Sequence[RunDir]) -> None:
-        """Look at the runs of other processes."""
+        """Update the progress of runs in other processes."""
         for place in places:
-            with contextlib.suppress(FafedError):  # the process that runs it tells what is damaged
+            with contextlib.suppress(FafedError):  # the process that runs it reports damage
                 if place.exists and (last := place.last()):
                     self.update(place.path.name, place.experiment().rounds, last)

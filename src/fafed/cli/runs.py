@@ -1,4 +1,4 @@
-"""Running, resuming, comparing, tuning, reporting."""
+"""Run, resume, compare, tune and report."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(
     again: Again = False,
     as_json: Json = False,
 ) -> None:
-    """Run one experiment; one that was begun goes on, one that is finished is not repeated."""
+    """Run one experiment. An unfinished run is resumed, and a finished run is not repeated."""
     from fafed.experiments.config import Experiment
     from fafed.experiments.rundir import RunDir
 
@@ -72,7 +72,7 @@ def resume(
     again: Again = False,
     as_json: Json = False,
 ) -> None:
-    """Go on with a run from its last checkpoint."""
+    """Resume a run from its last checkpoint."""
     from fafed.experiments.rundir import RunDir
 
     found = RunDir(place)
@@ -84,7 +84,7 @@ def resume(
 
 
 def _on_ranks(lead: Callable[[Ranks | None], None], timeout: float) -> None:
-    """Do it here; under torchrun on rank 0, with the help of the others."""
+    """Run in this process. Under torchrun, rank 0 leads and the other ranks take part."""
     if "WORLD_SIZE" not in os.environ:
         lead(None)
         return
@@ -167,7 +167,7 @@ def compare(
     target: Annotated[float | None, typer.Option(help="Accuracy to reach.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Run algorithms x seeds, skip what is done, and end with a table and a report."""
+    """Run algorithms x seeds, skip finished runs, and end with a table and a report."""
     from fafed.cli.progress import Display
     from fafed.experiments.config import Experiment
     from fafed.experiments.grid import grid, run_all
@@ -195,7 +195,7 @@ def tune(
     jobs: Jobs = CORES,
     as_json: Json = False,
 ) -> None:
-    """Search the algorithms' grids; ends with a table, a report and a TOML file of the best."""
+    """Search the algorithms' grids. Ends with a table, a report and a TOML file of the best."""
     from fafed import files
     from fafed.core.extras import require
     from fafed.errors import ConfigError
@@ -300,13 +300,13 @@ def list_runs(root: Root = ROOT, as_json: Json = False) -> None:
         table.add_row(rounds, row["state"], loss, test, Text(row["run"]))
         if row["damage"]:
             typer.echo(f"damaged: {row['damage']}", err=True)
-    console = Console()  # as wide as it needs, so that the names of runs can be pasted
+    console = Console()  # without wrapping, so that the names of runs can be copied
     wide = console.measure(table, options=console.options.update(width=10_000)).maximum
     Console(width=max(console.width, wide)).print(table)
 
 
 def _row(place: RunDir) -> dict[str, Any]:
-    """A run as `fafed runs` tells it; one that is damaged has no numbers."""
+    """A run as `fafed runs` shows it. A damaged run has no numbers."""
     from fafed.errors import FafedError
 
     row: dict[str, Any] = dict.fromkeys(("algorithm", "seed", "round", "rounds", "train_loss"))
@@ -335,7 +335,7 @@ def report(
     target: Annotated[float | None, typer.Option(help="Accuracy to reach.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write an HTML report and pictures of these runs (folders of runs are searched)."""
+    """Write an HTML report and pictures of these runs. Folders are searched for runs."""
     from fafed.errors import ConfigError
     from fafed.experiments.rundir import all_runs
 
@@ -349,7 +349,7 @@ def report(
 
 
 def need_report(command: str) -> None:
-    """Before anything is computed whose report could not be written."""
+    """Refuse a command before it computes anything if its report cannot be written."""
     from fafed.core.extras import require
 
     require(command, "report", "plotly", "matplotlib")

@@ -1,4 +1,4 @@
-"""Real silos: a try-out on this machine, a server's and a site's kit, a run over institutions."""
+"""Real silos: a local federation, the kits of server and silos, a run over institutions."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def try_out(
 ) -> None:
     """Run an experiment over real silo processes on this machine, with real certificates.
 
-    A named dataset is dealt out to the silos; data of your own must have as many clients.
+    A named dataset is dealt out to the silos. Your own data must have as many clients as silos.
     """
     need_flare()
     from fafed.experiments.rundir import RunDir
@@ -104,7 +104,7 @@ def run(
     start: Start = 300.0,
     patience: Annotated[float, typer.Option(help="Seconds a lost silo has to return.")] = 60.0,
 ) -> None:
-    """Run an experiment over a federation, submitting its job again until it is finished."""
+    """Run an experiment over a federation. Submits its job again until it is finished."""
     need_flare()
     from fafed.silos.transports.nvflare.driver import Driver
     from fafed.silos.transports.nvflare.job import FafedRecipe
@@ -145,7 +145,7 @@ def project(
     host: Annotated[str, typer.Option(help="The server's name, as the sites reach it.")],
     port: Annotated[int, typer.Option(help="The one port that the sites must reach.")] = 8002,
 ) -> None:
-    """Print the project file from which `nvflare provision` makes everyone's startup kit."""
+    """Print the project file from which `nvflare provision` makes all startup kits."""
     need_flare()
     from fafed.silos.server import FederationConfig
     from fafed.silos.transports.nvflare.local_federation import project as text
@@ -162,7 +162,7 @@ def site(
     function: Annotated[str | None, typer.Option(help="Or 'module:function'.")] = None,
     folder: Annotated[Path, typer.Option(help="What the silo keeps.")] = Path("../fafed"),
 ) -> None:
-    """Set up a silo's kit: its data, its folder, and what it lets run. Run it on the silo."""
+    """Set up a silo's kit: its data, its folder, and what may run. Run it on the silo."""
     from fafed.errors import ConfigError, nearest
     from fafed.models import MODELS
     from fafed.silos.site import Site
@@ -203,7 +203,7 @@ def server(
         list[str] | None, typer.Option(help="Code of your own that may run on the server.")
     ] = None,
 ) -> None:
-    """Set up the server's kit: where run directories go, what is measured on, what may run."""
+    """Set up the server's kit: the folder of runs, the data for evaluation, what may run."""
     from fafed.errors import ConfigError
     from fafed.silos.transports.nvflare.kit_files import install
 
@@ -222,7 +222,7 @@ def audit(
         str | None, typer.Option(help="A hash that this command printed before: still there?")
     ] = None,
 ) -> None:
-    """Check that no line of an audit file was changed or removed; prints the hash of the last."""
+    """Check that no line of an audit file was changed or removed. Prints the last line's hash."""
     from fafed.silos.audit import verify
 
     lines, last = verify(file, head)

@@ -1,1 +1,1 @@
-"""What everything meets at; nothing here compiles, reads files or draws pictures."""
+"""The types that all packages share. Nothing here compiles, reads files or draws pictures."""

@@ -1,11 +1,11 @@
-"""The one interface everything meets at.
+"""The interface of an algorithm.
 
-A federated algorithm is a few pure functions on vectors. The server holds a `Shared` state,
-each client a `Local` state. One *exchange* sends something down, maps
+A federated algorithm is a few pure functions on vectors. The server holds a `Shared` state, and
+each client a `Local` state. One *exchange* sends something down, computes
 `(down, local, batches) -> (local, message)` on every client, and then
-`(shared, mean of the messages) -> shared` on the server. The mean is all the server ever sees.
+`(shared, mean of the messages) -> shared` on the server. The server sees only the mean.
 
-States and messages are `NamedTuple`s whose leaves are all tensors; vectors are flat, in R^d.
+States and messages are `NamedTuple`s whose leaves are all tensors. Vectors are flat, in R^d.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from fafed.errors import ConfigError, nearest
 
 
 class RoundInfo(NamedTuple):
-    """What everyone knows about one exchange."""
+    """Facts about one exchange that the server and all clients know."""
 
     clients: int  # how many answered, |S|
     population: int  # how many exist, N
     steps: int  # local steps made, q
-    share: float  # weight of those who answered, sum of p_i over S: |S|/N if uniform
+    share: float  # weight of the clients that answered, sum of p_i over S: |S|/N if uniform
 
 
 def everything(shared: Shared) -> Shared:
@@ -40,7 +40,7 @@ def everything(shared: Shared) -> Shared:
 
 
 class Exchange(NamedTuple):
-    """One trip to the clients and back."""
+    """One message down to the clients and one message back."""
 
     client: Callable[[Grad, Any, Any, Batches], tuple[Tree, Tree]]
     server: Callable[[Any, Any, RoundInfo], HasX]
@@ -49,7 +49,7 @@ class Exchange(NamedTuple):
 
 
 class HasX(Protocol):
-    """Every state of the server, and what it sends down, holds the model's vector."""
+    """Every state of the server, and everything it sends down, has the model's vector."""
 
     @property
     def x(self) -> Tensor: ...
@@ -62,16 +62,16 @@ Message = TypeVar("Message", bound=Tree)  # what a client sends back
 
 
 class Algorithm(ABC, Generic[Shared, Down, Local, Message]):
-    """A federated algorithm as pure functions; a subclass's fields are its hyper-parameters."""
+    """A federated algorithm as pure functions. A subclass's fields are its hyper-parameters."""
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[object]]]  # every subclass has them
 
     @abstractmethod
     def init(self, x: Tensor) -> Shared:
-        """The server's state before anything happened; it always has a field `x`."""
+        """The server's first state. It always has a field `x`."""
 
     def join(self, x: Tensor) -> Local:
-        """The local state of a client that has not taken part yet and is given x."""
+        """The local state of a client that takes part for the first time and receives x."""
         return cast(Local, ())
 
     def opening(self) -> tuple[Exchange, ...]:
@@ -106,28 +106,28 @@ class Algorithm(ABC, Generic[Shared, Down, Local, Message]):
 
     @property
     def population(self) -> int | None:
-        """How many clients there must be; None if any number will do."""
+        """How many clients there must be; None: any number."""
         return None
 
     @property
     def squares(self) -> tuple[str, ...]:
-        """The fields of its messages that hold squares of gradients, and so nothing negative."""
+        """The fields of its messages that hold squares of gradients, which are never negative."""
         return ()
 
     def message_bytes(self, message: Message) -> int:
-        """What a message weighs on a wire: less than its vectors if they are compressed."""
+        """The size of a message when sent: less than that of its vectors if compressed."""
         return tree.nbytes(message)
 
     def regroup(self, shared: Shared) -> Shared:
-        """The shared state for a round whose clients are not those of the last one."""
+        """The shared state for a round whose clients differ from those of the last round."""
         return shared
 
     def bind_model(self, sizes: Sequence[int]) -> Self:
-        """The same algorithm, told how many numbers each of the model's tensors has."""
+        """The same algorithm for a model whose tensors have these numbers of elements."""
         return self
 
     def diagnostics(self, shared: Shared) -> Mapping[str, Tensor]:
-        """What is worth seeing of the shared state after a round: name -> scalar."""
+        """Scalars about the shared state for the records: name -> scalar."""
         return {}
 
     def __new__(cls, *args: object, **settings: object) -> Self:
@@ -155,15 +155,15 @@ AnyAlgorithm: TypeAlias = Algorithm[Any, Any, Any, Any]
 
 
 def exchanges_of_round(algorithm: AnyAlgorithm, *, opening: bool) -> tuple[Exchange, ...]:
-    """The exchanges of one round, in order. The opening ones are made once, at the start of the
-    first round in which a client answers: `opening` says whether this is that round."""
+    """The exchanges of one round, in order. The opening exchanges are made once, at the start of
+    the first round in which a client answers. `opening` says whether this is that round."""
     first = algorithm.opening() if opening else ()
     return (*first, *algorithm.exchanges())
 
 
-# Hyper-parameters: a default, what is allowed, and a line for people.
+# Hyper-parameters: a default, the allowed values, and a description.
 
 
 def counter(x: Tensor) -> Tensor:
-    """A count of zero that travels with x."""
+    """A step counter of zero, on the device of x."""
     return torch.zeros((), dtype=torch.int64, device=x.device)

@@ -1,4 +1,4 @@
-"""What a client looks at in one exchange: samples, and the key of every random draw."""
+"""The data of a client in one exchange: samples, and the key of every random draw."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ from torch import Tensor
 
 
 class Batch(NamedTuple):
-    """All of xi: a sample, and the key of every other random draw that is made with it."""
+    """The papers' xi: a sample, and the key of all random draws made with it."""
 
     data: Any  # a tuple of tensors, (inputs, targets)
-    key: Tensor  # int64 scalar: dropout masks and whatever else the model draws
+    key: Tensor  # int64 scalar: decides dropout masks and all other draws of the model
     fresh: Tensor  # bool scalar: a recurrent model starts from its initial state
-    step: bool = True  # False for an anchor or a full pass, which leave no recurrent state behind
-    moves_buffers: bool = True  # False for those too, unless a step is made with them
+    step: bool = True  # False for an anchor or a full pass, which keep no recurrent state
+    moves_buffers: bool = True  # False for these, too, unless a step uses them
 
     def for_step(self) -> Batch:
-        """An anchor or a full pass with whose gradient a step is made: buffers such as BatchNorm's
-        statistics move with it, as they do with a step's own batch."""
+        """For an anchor or a full pass whose gradient is used for a step. It then updates buffers
+        such as BatchNorm's statistics, like a step's own batch."""
         return self._replace(moves_buffers=True)
 
     def redrawn(self) -> Batch:
-        """The same sample with other dropout masks: what the same-sample rule forbids."""
+        """The same sample with other dropout masks. Variance reduction must not use it: both of its
+        gradients need the same masks."""
         return self._replace(key=self.key ^ 0x5DEECE66D)
 
 
 class Batches(Protocol):
-    """What one exchange may look at on one client, as far as its `draw` names it."""
+    """The data that one exchange may use on one client: the kinds that its `draw` names."""
 
     def __iter__(self) -> Iterator[Batch]: ...  # "round": one batch of b per local step
     def __len__(self) -> int: ...  # local steps, q
     @property
-    def anchor(self) -> Batch: ...  # "anchor": one of B, drawn apart from the steps' batches
+    def anchor(self) -> Batch: ...  # "anchor": one batch of B, drawn separately
     @property
     def full(self) -> Batch: ...  # "full": the whole shard, in order
 
@@ -42,7 +43,7 @@ Draw = Literal["round", "anchor", "full"]
 
 
 class Picked(NamedTuple):
-    """Rows of a pool that are not copied together yet: an engine may read them where they are."""
+    """Rows of a pool that are not copied yet: a back end may read them directly."""
 
     rows: Tensor
     pool: Tensor

@@ -1,4 +1,4 @@
-"""Packages that only some users need: there, or named with the command that installs them."""
+"""Optional packages. An error about a missing one names the command that installs it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from fafed.errors import ConfigError
 
 
 def require(what: str, extra: str, *modules: str) -> None:
-    """Refuse `what` if one of the modules is missing. It looks, and imports nothing."""
+    """Refuse `what` if one of the modules is missing. Nothing is imported."""
     for module in modules:
         try:
             there = find_spec(module) is not None
-        except ModuleNotFoundError:  # not even the package that the module belongs to
+        except ModuleNotFoundError:  # the module's package is missing, too
             there = False
         if not there:
             package = module.partition(".")[0]

@@ -1,4 +1,4 @@
-"""The gradient that an algorithm asks for, and runs of local steps that are made with it.
+"""The gradient that an algorithm calls, and local steps with it.
 
 The steps here are the plain ones, one batch after another. A back end may replace them by faster
 ones that give the same numbers up to rounding (engines/backends/native.py).
@@ -20,7 +20,7 @@ Rates = Sequence[float | Tensor]  # one for each step
 
 
 class StormPoint(NamedTuple):
-    """Where steps that keep an estimate of the gradient stand."""
+    """The state of steps with a STORM estimate of the gradient."""
 
     x: Tensor
     before: Tensor  # the point before x
@@ -29,12 +29,12 @@ class StormPoint(NamedTuple):
 
 
 class StormSettings(NamedTuple):
-    """What those steps need to know."""
+    """The settings of these steps."""
 
     rates: Rates
-    keeps: Rates  # how much of the estimate's error is kept
+    keeps: Rates  # the factor of m - old in each step, 1 - alpha
     beta: float
-    A: Tensor | float  # the scale: a vector, or 1, and then nothing is collected in v
+    A: Tensor | float  # the scale: a vector, or 1; with 1, v is not updated
 
 
 class Grad(ABC):
@@ -55,8 +55,8 @@ class Grad(ABC):
     def storm_steps(
         self, start: StormPoint, settings: StormSettings, batches: Batches, *, keep_x: bool
     ) -> StormPoint:
-        """The local steps of FAFED (algorithms/fafed.py), once for each batch. Unless it is to be
-        kept, the last x may be empty."""
+        """The local steps of FAFED (algorithms/fafed.py), once for each batch. The last x may be
+        empty if it is not needed."""
         x, before, m, v = start
         rates, keeps, beta, A = settings
         for rate, keep, batch in zip(rates, keeps, batches, strict=True):
@@ -67,7 +67,8 @@ class Grad(ABC):
         return StormPoint(x, before, m, v)
 
     def storm_estimate(self, g: Tensor, keep: float | Tensor, m: Tensor, old: Tensor) -> Tensor:
-        """g + keep (m - old): the estimate m, moved to where g was taken and old was not."""
+        """g + keep (m - old): the STORM estimate. g is the gradient at the new point, old at the
+        old point."""
         return step(g, -keep, m - old)
 
     def ema_of_squares(self, v: Tensor, beta: float, g: Tensor) -> Tensor:
@@ -85,4 +86,4 @@ class PlainGrad(Grad):
         return self.function(x, batch)
 
 
-zero_grad = PlainGrad(lambda x, batch: torch.zeros_like(x))  # to see what a message looks like
+zero_grad = PlainGrad(lambda x, batch: torch.zeros_like(x))  # to find the shape of a message

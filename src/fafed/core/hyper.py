@@ -1,4 +1,4 @@
-"""Hyper-parameters: a default, what is allowed, and a line for people."""
+"""Hyper-parameters: a default, the allowed values, and a description."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """What values a hyper-parameter may take."""
+    """The values that a hyper-parameter may have."""
 
     text: str
     test: Callable[[Any], bool]

@@ -1,4 +1,4 @@
-"""The user's own code: what a string like "package.module:name" stands for, and its options."""
+"""The user's own code: find the object behind "package.module:name", and check its options."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fafed.errors import ConfigError, nearest
 
 
 def find(path: str, what: str) -> Any:
-    """The object named by "module:name"; `what` says in errors which setting holds the string."""
+    """The object named by "module:name". `what` names the setting in errors."""
     module_name, colon, name = path.partition(":")
     if not (module_name and colon and name):
         raise ConfigError(f"{what} must look like 'module:name', got {path!r}")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # whatever the user's module raises while it is imported
+    except Exception as error:  # the user's module may raise anything on import
         raise ConfigError(
             f"{what} {path!r}: module {module_name!r} cannot be imported "
             f"({type(error).__name__}: {error}); install it, or put its folder on PYTHONPATH"
@@ -31,10 +31,10 @@ def find(path: str, what: str) -> Any:
 
 
 def check_options(call: Callable[..., object], options: Mapping[str, object], what: str) -> None:
-    """Refuse options that `call` does not take, and calls that lack one it needs."""
+    """Refuse options that `call` does not accept, and calls without a required option."""
     try:
         parameters = inspect.signature(call).parameters.values()
-    except ValueError:  # written in C without a signature: it must complain by itself
+    except ValueError:  # written in C without a signature: the call itself will check
         return
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return

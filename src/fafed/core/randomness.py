@@ -1,8 +1,8 @@
-"""Randomness as a function of what it is for, never of the order of calls.
+"""Random numbers as a function of their purpose, never of the order of calls.
 
-A key is a 64-bit hash of a purpose and a few integers (seed, client, step, ...). Both halves
-below, NumPy for drawing data and torch for dropout masks, use the same mixing function
-(splitmix64), so a draw is the same in every engine, on every device, in every version of either.
+A key is a 64-bit hash of a purpose and a few integers (seed, client, step, ...). NumPy draws data
+and torch draws dropout masks. Both use the same mixing function (splitmix64). So a draw is the same
+in every engine, on every device, and in every version of NumPy and torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Keys = NDArray[np.uint64]
 
 
 def keys(purpose: str, *numbers: ArrayLike) -> Keys:
-    """The key of (purpose, numbers); integers or arrays of them, broadcast against each other."""
+    """The key of (purpose, numbers). Numbers are integers or arrays, which are broadcast."""
     key = _mix(np.uint64(zlib.crc32(purpose.encode())))
     for number in numbers:
         key = _mix(key ^ _mix(np.asarray(number).astype(np.uint64)))
@@ -53,7 +53,7 @@ def uniform(key: Keys) -> NDArray[np.float64]:
 
 
 def tensor(key: Keys) -> Tensor:
-    """The keys as int64, which is what torch can compute with."""
+    """The keys as int64, which torch supports."""
     return torch.from_numpy(np.ascontiguousarray(key).view(np.int64))
 
 
@@ -73,7 +73,7 @@ def _mix_torch(z: Tensor) -> Tensor:
 
 
 def keep_mask(key: Tensor, shape: torch.Size, p: float) -> Tensor:
-    """True with probability 1 - p, a function of the key and the place alone."""
+    """True with probability 1 - p: a function of the key and the position alone."""
     place = torch.arange(shape.numel(), device=key.device)
     return (_shifted(_mix_torch(key ^ _mix_torch(place)), 33) >= int(p * 2**31)).reshape(shape)
 
@@ -86,12 +86,12 @@ _IN_PLACE = (torch.dropout_, torch.feature_dropout_)
 
 
 class KeyedDropout(TorchFunctionMode):
-    """Inside this context, every dropout draws its mask from `key` and its place in the forward
+    """In this context, every dropout draws its mask from `key` and its position in the forward
     pass. Unlike torch's own generator, this works under vmap, with a key per client.
 
-    What is dropped is what torch drops: single numbers, or whole channels. `dropout1d` takes
-    (channels, length) and `dropout3d` (channels, depth, height, width) for one example; `dropout2d`
-    does not, it takes (examples, channels, length). Alpha dropout is left to torch's generator.
+    It drops what torch drops: single numbers, or whole channels. `dropout1d` takes (channels,
+    length) as one example, and `dropout3d` (channels, depth, height, width). `dropout2d` takes
+    three dimensions as (examples, channels, length). Alpha dropout uses torch's generator.
     """
 
     def __init__(self, key: Tensor) -> None:
@@ -115,7 +115,7 @@ class KeyedDropout(TorchFunctionMode):
         func: Callable[..., object],
         input: Tensor,
         p: float = 0.5,
-        train: bool = True,  # of torch.dropout, which has no `training`
+        train: bool = True,  # the name in torch.dropout, which has no `training`
         *,
         training: bool = True,
         inplace: bool = False,

@@ -1,4 +1,4 @@
-"""What a run tells about itself, round by round."""
+"""The records of a run, one per round."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ class Record:
 
     round: int
     steps: int  # local steps of each client
-    gradients: float  # gradient evaluations, in units of one step's batch
+    gradients: float  # gradient evaluations; the unit is one step's batch
     samples: int
     bytes_up: int
     bytes_down: int
-    seconds: float  # spent in rounds, evaluation not counted
+    seconds: float  # time in rounds, without evaluation
     clients: int  # how many answered in this round
-    train_loss: float | None  # of the clients' models, mean over local steps; None if nobody came,
-    # or if all labels were ignored
+    # Mean loss of the clients' models over their local steps. None if no client answered, or if all
+    # labels were ignored.
+    train_loss: float | None
     train: Mapping[str, float] = field(default_factory=dict)  # the server's model on training data
-    test: Mapping[str, float] = field(default_factory=dict)  # loss and metrics; {} if not measured
+    test: Mapping[str, float] = field(default_factory=dict)  # loss and metrics; {} if not evaluated
     validation: Mapping[str, float] = field(default_factory=dict)  # the same on held-out data
     diagnostics: Mapping[str, float] = field(default_factory=dict)
 
@@ -30,8 +31,8 @@ class Record:
         return asdict(self)
 
     def flat(self) -> dict[str, Any]:
-        """One level: test_accuracy for test["accuracy"], server_train_loss for train["loss"] (the
-        clients' is train_loss), and the diagnostics by their names."""
+        """A flat dictionary: test_accuracy for test["accuracy"], server_train_loss for
+        train["loss"] (train_loss is the clients'), and the diagnostics by their names."""
         row: dict[str, Any] = self.to_dict()
         parts = {"train": "server_train", "test": "test", "validation": "validation"}
         nested = {prefix: row.pop(part) for part, prefix in parts.items()}
@@ -53,5 +54,5 @@ class History(list[Record]):
         return pandas.DataFrame([record.flat() for record in self])
 
 
-# As a file: one line of JSON per round, each with a checksum. Files from before there were any are
-# read as well; a line without one behind a line with one is damaged.
+# In a file there is one line of JSON per round, with a checksum. Old files without checksums are
+# read as well. A line without a checksum after a line with one is damaged.

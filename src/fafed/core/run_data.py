@@ -1,4 +1,4 @@
-"""What a report is made from: runs, and the studies that chose their settings."""
+"""The data for a report: runs, and the studies that chose their settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RunData:
     counts: list[list[int]] | None = None  # clients x classes
     classes: list[str] | None = None
     finished: bool = True
-    failure: str | None = None  # why it cannot go on, if it diverged
+    failure: str | None = None  # the error that ended the run, if it diverged
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class StudyData:
 
 
 def flatten(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """One level: "data.partition.kind" for config["data"]["partition"]["kind"]."""
+    """A flat dictionary: "data.partition.kind" for config["data"]["partition"]["kind"]."""
     flat: dict[str, object] = {}
     for name, value in config.items():
         if isinstance(value, Mapping):
@@ -44,5 +44,5 @@ def flatten(config: Mapping[str, object], prefix: str = "") -> dict[str, object]
 
 
 def show(value: object) -> str:
-    """A setting as one would write it in TOML, but strings without their quotes."""
+    """A setting as in TOML, but strings have no quotes."""
     return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -1,7 +1,7 @@
 """Step sizes: small frozen dataclasses called with the step t.
 
-t = 0 is the opening step of FAFED and STEM, t = 1, 2, ... are the local steps. Where an
-algorithm takes a number or a schedule, `at(value, t)` reads either.
+t = 0 is the opening step of FAFED and STEM. t = 1, 2, ... are the local steps. `at(value, t)` reads
+a number or a schedule.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ def at(rate: Rate, t: Tensor) -> float | Tensor:
 
 
 def along(rate: Rate, t: Tensor, q: int) -> list[float | Tensor]:
-    """For the q steps after step t."""
+    """The step sizes of the q steps after step t."""
     return [at(rate, t + k) for k in range(1, q + 1)]
 
 
 def _real(t: Tensor | int) -> Tensor:
-    # float64 whatever the model's type: t ** (1/3) in float32 would cost float64 runs digits
+    # always float64: t ** (1/3) in float32 would be too inexact for float64 runs
     return torch.as_tensor(t).to(torch.float64)
 
 
 @dataclass(frozen=True)
 class Power(Schedule):
-    """kappa / (w + u)^exponent, where u counts steps, or what is finished before step t.
+    """kappa / (w + u)^exponent, where u counts steps, rounds or epochs before step t.
 
     `every` is the unit of u in steps: q for rounds, the number of batches in a client's data for
-    epochs (what the paper's language model does). Then u = floor((t - 1) / every): 0 for the
-    first `every` steps, 1 for the next, and so on; the opening step t = 0 has u = 0. With
-    `every` = 1 the step itself counts, as in the paper: u = t.
+    epochs (as in the paper's language model). Then u = floor((t - 1) / every): 0 for the first
+    `every` steps, 1 for the next, and so on. The opening step t = 0 has u = 0. With `every` = 1 the
+    step itself counts, as in the paper: u = t.
     """
 
     kappa: float = 1.0
@@ -113,7 +113,7 @@ class TheoryMomentum(Schedule):
 class StemStep(Schedule):
     """STEM's own step: kappa / (w_t + sigma^2 t)^(1/3), never above 1/(16 L q).
 
-    STEM counts from 1 where we count from 0, so t + 1 stands for its t.
+    STEM's paper counts from 1, and fafed from 0, so the paper's t is t + 1 here.
     """
 
     L: float

@@ -1,4 +1,4 @@
-"""Nested tuples of tensors: states, messages and data are all of this shape."""
+"""Trees: nested tuples of tensors. States, messages and data are trees."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def leaves(tree: object) -> list[Tensor]:
 
 
 def map(function: Callable[..., Tensor | None], tree: T, *others: object) -> T:
-    """The tree of function(leaf, leaf of each of the others)."""
+    """Apply a function to the leaves of the tree and the same leaves of the `others`."""
     return cast(T, _map(function, tree, *others))
 
 
@@ -51,7 +51,7 @@ def take(tree: T, index: int | Tensor) -> T:
 
 
 def nbytes(tree: object) -> int:
-    """What the tree's vectors weigh on a wire; scalars (step counters) ride in the header."""
+    """The bytes of the tree's vectors. Scalars (step counters) do not count."""
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree) if leaf.ndim)
 
 
@@ -60,15 +60,15 @@ def finite(tree: object) -> Tensor:
     numbers = [leaf for leaf in leaves(tree) if leaf.is_floating_point()]
     if not numbers:
         return torch.tensor(True)
-    # one pass that only reads, in parts: torch casts what it sums in float64 as a whole
+    # read in parts: a sum in float64 makes torch copy the whole tensor as float64
     parts = [part for leaf in numbers for part in torch.split(leaf.reshape(-1), 2**17)]
     if torch.isfinite(torch.stack([part.sum(dtype=torch.float64) for part in parts])).all():
-        return torch.tensor(True)  # a sum may overflow, so else look
+        return torch.tensor(True)  # a sum may overflow, so otherwise look at every number
     return torch.stack([torch.isfinite(leaf).all() for leaf in numbers]).all()
 
 
 def flatten(tree: object, prefix: str = "") -> dict[str, Tensor]:
-    """Dotted name -> tensor, for files and wires."""
+    """Dotted name -> tensor, for files and messages."""
     if isinstance(tree, Tensor):
         return {prefix: tree}
     branches = cast(tuple[object, ...], tree)

@@ -1,4 +1,4 @@
-"""Whether data fit a model and each other, told before the first round."""
+"""Check before the first round that data fit the model and each other."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fafed.core.batch import Batch
 from fafed.data.sources.examples import Examples, Source
 from fafed.errors import DataError
 
-IGNORED = -100  # a label that takes no part in torch's cross entropy
+IGNORED = -100  # the label that torch's cross entropy ignores
 
 
 def check_labels(
     source: Source, clients: Iterable[int], classes: int | None, ignored: int | None
 ) -> None:
-    """Refuse labels for which a model with so many outputs has none (None: they are no classes),
-    and clients whose labels are all the one that the loss ignores."""
+    """Refuse labels that are not below the number of classes (None: labels are not classes), and
+    clients whose labels are all ignored by the loss."""
     if not isinstance(source, Examples):
         return
     labels = source.pool[-1]
@@ -40,7 +40,7 @@ def check_measured(
     clients: tuple[Tensor, ...],
     ignored: int | None,
 ) -> None:
-    """Refuse data to measure on that are not like the clients', or have such labels."""
+    """Refuse evaluation data that are not like the clients' data, or have wrong labels."""
     for name, batches in parts.items():
         found = [batch.data for batch in batches()]
         if not found:

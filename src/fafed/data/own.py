@@ -1,6 +1,6 @@
-"""The user's own data: from a function of theirs, or from a folder with one file per client.
+"""The user's own data: from a function, or from a folder with one file per client.
 
-Floats become float32 and integers int64; every client must have the same shapes and types.
+Floats become float32 and integers int64. All clients must have the same shapes and types.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class Own(NamedTuple):
 
 
 class _Shard(NamedTuple):
-    name: str  # in errors
+    name: str  # for errors
     data: Any  # a Dataset or (inputs, targets)
-    columns: tuple[str, ...] = ()  # of a table: their order matters, too
+    columns: tuple[str, ...] = ()  # of a table; their order must be the same, too
 
 
 def from_function(path: str, **options: Any) -> Own:
-    """What the function at "module:function" returns when it is called with the options.
+    """Call the function "module:function" with the options.
 
-    It returns (clients, test): a list with one (inputs, targets) or map-style Dataset per client,
-    and one of these or None.
+    It returns (clients, test). clients is a list with one (inputs, targets) or map-style Dataset
+    per client. test is one of these, or None.
     """
     function = plugins.find(path, "data function")
     if not callable(function):
@@ -62,11 +62,11 @@ def from_function(path: str, **options: Any) -> Own:
 
 
 def from_folder(folder: str | Path) -> Own:
-    """One .npz, .safetensors or .parquet file per client, in the order of their names; a file
+    """One .npz, .safetensors or .parquet file per client, in the order of their names. A file
     called test.* is the test set.
 
-    Arrays are called inputs and targets, or x and y. In a table the target is the column
-    `target`, else the last one, and all other numeric columns are the inputs.
+    Arrays are called inputs and targets, or x and y. In a table the target is the column `target`,
+    or else the last one. All other numeric columns are the inputs.
     """
     folder = Path(folder).expanduser()
     if not folder.is_dir():
@@ -121,7 +121,7 @@ def _pair(shard: _Shard) -> Pair:
 
 
 def _native(array: Any) -> Any:
-    """As torch wants it: in this machine's byte order, and writable."""
+    """The array as torch needs it: in this machine's byte order, and writable."""
     return np.require(array, array.dtype.newbyteorder("="), "W")
 
 
@@ -178,7 +178,7 @@ def _read_parquet(path: Path) -> _Shard:
     arrow, parquet = map(importlib.import_module, ("pyarrow", "pyarrow.parquet"))
     try:
         table = parquet.read_table(path)
-    except ValueError as error:  # how pyarrow says that it is damaged
+    except ValueError as error:  # pyarrow's error for a damaged file
         raise DataError(f"cannot read {path}: {error}; get a fresh copy of it") from error
     names, is_ = table.column_names, arrow.types
     numeric = {

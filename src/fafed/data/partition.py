@@ -2,10 +2,10 @@
 
     partition = {kind = "dirichlet", alpha = 0.3}
 
-`split(labels, clients, seed)` returns one sorted array of indices per client and is a function
-of its arguments alone. Inside, a split is a vector that gives each sample its owner, so no sample
-is lost or given twice (`contiguous`, for text, drops a remainder). What cannot be done is
-refused; nothing is drawn again until it happens to fit.
+`split(labels, clients, seed)` returns one sorted array of indices per client. It depends on its
+arguments alone. Inside, a split is a vector that gives each sample its owner, so no sample is lost
+or given twice (`contiguous`, for text, drops a remainder). An impossible split is refused. No draw
+is repeated until it fits.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Partition(Protocol):
 
 @dataclass(frozen=True)
 class IID:
-    """Every client draws from the same mix; sizes differ by at most one."""
+    """Every client has the same random mix. Sizes differ by at most one."""
 
     def split(self, labels: ArrayLike, clients: int, seed: int) -> list[Indices]:
         labels, rng = _checked(labels, clients, seed)
@@ -48,8 +48,8 @@ class IID:
 
 @dataclass(frozen=True)
 class Low:
-    """A fraction `similarity` is dealt iid; the rest is sorted by label and cut into contiguous
-    pieces (SCAFFOLD, https://arxiv.org/abs/1910.06378). Sizes differ by at most one."""
+    """A fraction `similarity` is dealt out at random. The rest is sorted by label and cut into
+    contiguous pieces (SCAFFOLD, https://arxiv.org/abs/1910.06378). Sizes differ by at most one."""
 
     similarity: float = 0.95
 
@@ -70,7 +70,7 @@ class Low:
 
 @dataclass(frozen=True)
 class Moderate:
-    """Every class is dealt out evenly, so all clients hold all classes; sizes differ by at most
+    """Every class is dealt out evenly, so all clients hold all classes. Sizes differ by at most
     one."""
 
     def split(self, labels: ArrayLike, clients: int, seed: int) -> list[Indices]:
@@ -85,10 +85,10 @@ class Moderate:
 
 @dataclass(frozen=True)
 class Classes:
-    """Each client holds exactly `k` classes, each class is shared evenly by its holders.
+    """Each client holds exactly `k` classes. The clients that hold a class share it evenly.
 
-    Clients in turn take the k classes that have the fewest holders so far, ties broken at
-    random: so no class is left without a holder, and holders per class differ by at most one.
+    In turn, each client takes the k classes with the fewest clients so far; ties are broken at
+    random. So every class has a client, and the numbers of clients per class differ by at most one.
     """
 
     k: int = 2
@@ -126,10 +126,10 @@ class Classes:
 class High:
     """Disjoint data with `classes_per_client` classes each, in one of two forms.
 
-    "random" draws the classes of each client (see `Classes`). "groups" makes as many groups of
-    consecutive clients as there are class sets in `groups`, which must share out the classes, and
-    deals the classes of a set evenly within its group. `groups` may name a dataset, for the sets
-    of the public code; by default the classes are cut in order.
+    "random" draws the classes of each client (see `Classes`). "groups" makes one group of
+    consecutive clients for each class set in `groups`, and deals the classes of a set out evenly
+    within its group. Every class must be in exactly one set. `groups` may name a dataset, for the
+    sets of FAFED's public code. By default the classes are cut in order.
     """
 
     classes_per_client: int = 5
@@ -155,7 +155,7 @@ class High:
         else:
             sets = self.groups
         sets = tuple(tuple(classes) for classes in sets)
-        object.__setattr__(self, "groups", sets)  # as a tuple, whatever it was given as
+        object.__setattr__(self, "groups", sets)  # as a tuple
         flat = [label for classes in sets for label in classes]
         _require(self, "groups", len(set(flat)) == len(flat), "disjoint: a class is in two sets")
         _require(
@@ -206,11 +206,11 @@ class High:
 
 @dataclass(frozen=True)
 class Dirichlet:
-    """Label skew: each class is shared out by proportions drawn from Dirichlet(alpha, ..., alpha)
-    (https://arxiv.org/abs/1909.06335); small alpha, strong skew.
+    """Label skew: each class is divided in proportions drawn from Dirichlet(alpha, ..., alpha)
+    (https://arxiv.org/abs/1909.06335). A small alpha gives a strong skew.
 
-    A client that ends up with fewer than `min_size` samples is given some, one at a time, from
-    whoever is largest then.
+    A client with fewer than `min_size` samples gets more, one at a time, from the client that is
+    the largest at that moment.
     """
 
     alpha: float = 0.5
@@ -238,10 +238,11 @@ class Dirichlet:
 
 @dataclass(frozen=True)
 class Quantity:
-    """Quantity skew with the same mix of labels everywhere: sizes in proportion to a draw from
-    Dirichlet(alpha, ..., alpha), or to 1, 2^-exponent, 3^-exponent, ...; give one of the two.
+    """Quantity skew: sizes differ, and every client has the same mix of labels. Sizes are in
+    proportion to a draw from Dirichlet(alpha, ..., alpha), or to 1, 2^-exponent, 3^-exponent, ...
+    Give one of the two.
 
-    Every client first gets `min_size` samples; the rest is shared out.
+    Every client first gets `min_size` samples. Then the rest is divided.
     """
 
     alpha: float | None = None
@@ -274,8 +275,8 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Contiguous:
-    """For text: the stream is cut into `clients` pieces of n // clients tokens each, in order.
-    The last n % clients tokens go to nobody, so that all clients have the same length."""
+    """For text: the stream is cut into `clients` pieces of n // clients tokens each, in order. The
+    last n % clients tokens are dropped, so that all pieces have the same length."""
 
     def split(self, labels: ArrayLike, clients: int, seed: int) -> list[Indices]:
         stream, _ = _checked(labels, clients, seed)
@@ -296,7 +297,7 @@ PARTITIONS: dict[str, type[Partition]] = {
 
 
 def build(kind: str, *, dataset: str | None = None, **options: Any) -> Partition:
-    """The partition of this kind; with `dataset`, "high" in groups uses that dataset's sets."""
+    """The partition of this kind. With `dataset`, "high" in groups uses that dataset's sets."""
     if kind not in PARTITIONS:
         raise ConfigError(f"no partition is called {kind!r}; {nearest(kind, PARTITIONS)}")
     check_options(PARTITIONS[kind], options, f"partition {kind!r}")
@@ -358,12 +359,12 @@ def _require_holders(label: int, count: int, holders: int) -> None:
 
 
 def _dealt(n: int, clients: int) -> Indices:
-    """0, 1, ..., clients-1, 0, 1, ...: n cards dealt in turn."""
+    """The owner of each of n samples, in turn: 0, 1, ..., clients-1, 0, 1, ..."""
     return np.arange(n) % clients
 
 
 def _by_label(order: Indices, labels: Indices) -> Indices:
-    """The same samples, sorted by label; within a label their order stays."""
+    """The same samples, sorted by label. Within a label the order stays."""
     return order[np.argsort(labels[order], kind="stable")]
 
 
@@ -374,7 +375,7 @@ def _tally(labels: Indices) -> list[tuple[int, int]]:
 
 
 def _shares(weights: NDArray[np.float64], total: int) -> Indices:
-    """Whole numbers in proportion to the weights that add up to the total."""
+    """Integers in proportion to the weights. Their sum is the total."""
     upto = np.cumsum(weights)
     ends: Indices = np.rint(upto / upto[-1] * total).astype(np.int64)
     return np.diff(ends, prepend=0)

@@ -1,1 +1,1 @@
-"""What carries an exchange to the clients and brings back the mean of their messages."""
+"""An engine carries an exchange to the clients and returns the mean of their messages."""

@@ -1,4 +1,4 @@
-"""What the round loop asks of an engine, and what it gets back."""
+"""The interface of an engine, and what it returns to the round loop."""
 
 from __future__ import annotations
 
@@ -29,22 +29,23 @@ class ClientState(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """What is to be saved of an engine between two rounds."""
+    """What a checkpoint saves of an engine between two rounds."""
 
     states: list[ClientState | None]  # of each client; None if it keeps nothing here
     notes: dict[str, list[int | str]]  # what a server remembers of real silos
 
 
 class Engine(ABC):
-    """Delivers an exchange to the clients; returns the mean of their messages and the facts."""
+    """Delivers an exchange to the clients. Returns the mean of their messages, and counts."""
 
     ranks: Ranks | None = None  # the processes of the run, if there are several
-    undoes: bool = True  # a round that fails leaves the clients as they were
+    undoes: bool = True  # whether a failed round leaves the clients unchanged
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """Of the back end, or "silos": a resumed run stays on it, so that every digit stays."""
+        """The name of the back end, or "silos". A resumed run uses the same one, so that every
+        digit is the same."""
 
     @property
     @abstractmethod
@@ -64,31 +65,31 @@ class Engine(ABC):
         step: int,
         opening: bool,
     ) -> Reply:
-        """Carry the exchange to these clients; local steps step+1 .. step+q are theirs. `opening`:
-        this round begins with the algorithm's opening exchanges."""
+        """Carry the exchange to these clients. They make the local steps step+1 .. step+q.
+        `opening`: whether this round begins with the algorithm's opening exchanges."""
 
     @abstractmethod
     def commit(self) -> None:
-        """The round is over: what the clients keep of its exchanges is theirs from now on."""
+        """The round has succeeded. The clients keep their new states."""
 
     @abstractmethod
     def rollback(self) -> None:
-        """The round failed: the clients are as they were before it."""
+        """The round has failed. The clients return to their states before it."""
 
     @abstractmethod
     def snapshot(self) -> Snapshot:
-        """What to save. On several ranks, rank 0 asks while the others `hand_over`."""
+        """What to save. On several ranks, rank 0 calls this while the other ranks `hand_over`."""
 
     @abstractmethod
     def restore(self, snapshot: Snapshot) -> None:
-        """Put the clients into this state. On several ranks, `deal` follows."""
+        """Put the clients into this state. On several ranks, call `deal` next."""
 
     def hand_over(self) -> None:
-        """Give rank 0 what this rank's clients keep."""
+        """Send the states of this rank's clients to rank 0."""
         raise NotImplementedError(f"{type(self).__name__} runs in one process")
 
     def deal(self) -> None:
-        """Bring every client's state to the rank that hosts it."""
+        """Send every client's state to the rank that hosts the client."""
         raise NotImplementedError(f"{type(self).__name__} runs in one process")
 
 
@@ -102,7 +103,7 @@ class NotFinite(FafedError):
 
 
 class StateLost(FafedError):
-    """Clients that have lost what they kept: from now on they are as if they had never come."""
+    """These clients have lost their states. From now on they count as new clients."""
 
     def __init__(self, clients: Sequence[int]) -> None:
         super().__init__(f"clients {list(clients)} have lost what they kept of the run")
@@ -115,13 +116,14 @@ class Reply(NamedTuple):
     mean: Tree
     buffers: tuple[Tensor, ...]  # mean of the clients' buffers
     info: RoundInfo
-    loss: float | None  # mean over the clients of their mean loss at the points they visited; None
-    # if nobody has one: no local steps, or only ignored labels
-    gradients: float  # evaluations by all clients, in units of one step's batch
+    # Mean over the clients of their mean loss at the points of their steps. None if no client has
+    # a loss: there were no local steps, or all labels were ignored.
+    loss: float | None
+    gradients: float  # evaluations by all clients; the unit is one step's batch
     samples: int
     bytes_up: int
     bytes_down: int
-    answered: tuple[int, ...] | None = None  # of the clients asked; None: all of them
+    answered: tuple[int, ...] | None = None  # clients that answered; None: all of them
 
 
 @dataclass
@@ -134,7 +136,7 @@ class Counts:
     evaluations: int = 0
     samples: int = 0
     without_loss: int = 0  # clients all of whose labels were ignored
-    without_weight: float = 0.0  # theirs
+    without_weight: float = 0.0  # the sum of their weights
 
     def reply(
         self,
@@ -146,8 +148,8 @@ class Counts:
         steps: int,
         units: int | None,
     ) -> Reply:
-        """What the round loop gets to know; `weights` are those of all clients, and `units` the
-        examples in one step's batch if batches differ in size."""
+        """The reply for the round loop. `weights` are those of all clients. `units` is the number
+        of examples in one step's batch if batches differ in size."""
         message, buffers = mean
         n, weight = len(clients), sum(weights[client] for client in clients)
         steps = steps if "round" in exchange.draw else 0

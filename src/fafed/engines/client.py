@@ -1,4 +1,4 @@
-"""One client's part of an exchange: the same on every engine."""
+"""One client's part of an exchange. It is the same on every engine."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ from fafed.objectives.base import Evaluation, Memory, Objective
 
 
 class Visit(NamedTuple):
-    """What an exchange left behind on one client, and what it sends back."""
+    """The result of an exchange on one client: its new state, its message, and counts."""
 
     state: ClientState
     message: Tree
     buffers: tuple[Tensor, ...]
-    loss: Tensor  # mean over the points visited; 0 if no batch had one
+    loss: Tensor  # mean over the points of its steps; 0 if no batch has a loss
     has_loss: Tensor  # bool: False if the labels of all batches were ignored
     evaluations: int
     samples: int
 
 
 class Oracle(Grad):
-    """The `grad` that an algorithm calls on one client: counts, and keeps the memory.
+    """The `grad` that an algorithm calls on one client. It counts evaluations, and keeps the
+    memory: the model's buffers and its recurrent state.
 
-    The first evaluation on a batch is the one at the current point: it alone moves buffers and
-    recurrent state and counts for the loss; a second one (at the previous point) starts from the
-    same memory and leaves it as it was.
+    The first evaluation on a batch is the one at the current point. Only this one updates the
+    memory and counts for the loss. A second evaluation (at the previous point) starts from the same
+    memory and does not update it.
 
-    Buffers move once per step, whatever else an algorithm evaluates. An anchor or a full pass
-    (SCAFFOLD's option I, Mime, the openings of MimeLite and local AMSGrad) leaves them alone. Where
-    a step is made with such a pass, it is the step's own evaluation and moves them: the opening
-    step of FAFED and STEM, the first step of a round in SPIDER and, with its anchor, Fed-GLOMO. The
-    algorithm says so with `Batch.for_step`.
+    Buffers are updated once per step, whatever else an algorithm evaluates. An anchor or a full
+    pass does not update them (SCAFFOLD's option I, Mime, the openings of MimeLite and local
+    AMSGrad). But some steps are made with such a pass. Then it is the step's own evaluation and
+    updates the buffers: the opening step of FAFED and STEM, the first step of a round in SPIDER
+    and, with its anchor, Fed-GLOMO. The algorithm says so with `Batch.for_step`.
     """
 
     def __init__(self, objective: Objective, memory: Memory) -> None:
@@ -71,7 +72,7 @@ class Oracle(Grad):
         return found.gradient
 
     def loss(self) -> tuple[Tensor, Tensor]:
-        """The mean over the batches that have one, and whether any has."""
+        """The mean over the batches that have a loss, and whether there is such a batch."""
         found = self.losses or self.other_losses
         losses = torch.cat([loss.reshape(-1) for loss, _ in found])
         counts = torch.cat(
@@ -85,10 +86,10 @@ class Oracle(Grad):
         return torch.where(counts, losses, 0.0).mean() * among_those, number > 0
 
     def evaluate(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
-        """How a back end computes gradients; here by torch's graphs."""
+        """Compute a gradient, here with autograd. Back ends have other ways."""
         return self.objective.evaluate(x, batch, memory)
 
-    # Passes over whole vectors that torch has no single operation for.
+    # Operations on whole vectors for which torch has no single operation.
 
     def storm_estimate(self, g: Tensor, keep: float | Tensor, m: Tensor, old: Tensor) -> Tensor:
         return vectors.storm_estimate(g, keep, m, old)
@@ -98,7 +99,7 @@ class Oracle(Grad):
 
 
 def visit(oracle: Oracle, exchange: Exchange, down: HasX, local: Tree, batches: Batches) -> Visit:
-    """Let one client do its part; under vmap, several at once."""
+    """Run one client's part of the exchange. Under vmap this runs several clients at once."""
     local, message = exchange.client(oracle, down, local, batches)
     return Visit(
         ClientState(local, oracle.after.hidden),
@@ -111,7 +112,7 @@ def visit(oracle: Oracle, exchange: Exchange, down: HasX, local: Tree, batches: 
 
 
 def check(client: int, loss: Tensor, message: Tree) -> None:
-    """Refuse what would spoil the mean."""
+    """Refuse NaN and infinity, which would spoil the mean."""
     if not torch.isfinite(loss):
         raise NotFinite(client, "loss")
     if not tree.finite(message):

@@ -1,9 +1,9 @@
 """Clients on several processes or machines, with torch.distributed.
 
 Each rank is a simulation of the clients that it hosts. An exchange ends with one all-reduce of one
-flat float64 buffer, the sums over the clients, from which every rank makes the reply and takes the
-server's step itself. An error on one rank travels in the same buffer, so that all of them give the
-round up together.
+flat float64 buffer: the sums over the clients. From these sums every rank makes the reply and
+computes the server's step itself. An error on one rank travels in the same buffer. So all ranks
+discard the round together.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from fafed.engines.ranks import RankFailed, Ranks
 from fafed.engines.simulation import Simulation, Sums
 from fafed.objectives.base import Objective
 
-PARCEL = 2**26  # bytes: clients' states travel in parcels of about this size
+PARCEL = 2**26  # bytes: clients' states are sent in pieces of about this size
 
 
 class Distributed(Engine):
-    """The clients of this rank, and through the others all clients."""
+    """The clients of all ranks. This rank computes its own clients."""
 
-    undoes = False  # one rank alone cannot give a round up
+    undoes = False  # one rank alone cannot discard a round
 
     def __init__(self, simulation: Simulation, ranks: Ranks) -> None:
         self.simulation = simulation
@@ -59,17 +59,17 @@ class Distributed(Engine):
         step: int,
         opening: bool,
     ) -> Reply:
-        """Carry the exchange to these clients; local steps step+1 .. step+q are theirs."""
+        """Carry the exchange to these clients. They make the local steps step+1 .. step+q."""
         own = [client for client in clients if self.ranks.hosts(client)]
-        info = exchange, shared, buffers
+        request = exchange, shared, buffers
         failure: Exception | None = None
         try:
             if own:
-                sums = self.simulation.collect(*info, own, step)
+                sums = self.simulation.collect(*request, own, step)
             else:
-                sums = self._empty(*info, clients, step)
-        except Exception as error:  # the others must know before it is raised
-            failure, sums = error, self._empty(*info, own or clients, step)
+                sums = self._empty(*request, clients, step)
+        except Exception as error:  # the other ranks must know before it is raised
+            failure, sums = error, self._empty(*request, own or clients, step)
         self._add_up(sums, clients, failure)
         return self.simulation.reply(exchange, sums, clients)
 
@@ -82,11 +82,11 @@ class Distributed(Engine):
         self.simulation.rollback()
 
     def _add_up(self, sums: Sums, clients: Sequence[int], failure: Exception | None) -> None:
-        """The sums of this rank's clients become those of all ranks' clients."""
+        """Replace the sums over this rank's clients by the sums over all ranks' clients."""
         totals = tree.leaves(sums.mean.total)
         sizes = [total.numel() for total in totals]
         facts = [sums.loss, sums.evaluations, sums.samples, sums.without_loss, sums.without_weight]
-        failed = [0] * self.ranks.size  # rank -> 1 + the client that failed; behind all if none
+        failed = [0] * self.ranks.size  # rank -> 0, or 1 + the failed client
         if failure is not None:
             at = failure.client if isinstance(failure, NotFinite) else self.population
             failed[self.ranks.rank] = 1 + at
@@ -104,7 +104,7 @@ class Distributed(Engine):
         sums.without_loss, sums.without_weight = int(without_loss), without_weight
 
     def _give_up(self, failed: Sequence[int], failure: Exception | None) -> NoReturn:
-        """Raise on all ranks the error that a simulation would have met first."""
+        """Raise on all ranks the error that comes first in a simulation."""
         _, first = min((at, rank) for rank, at in enumerate(failed) if at)
         where = (failure.client, failure.what) if isinstance(failure, NotFinite) else ()
         where, text = self.ranks.tell([where, f"{type(failure).__name__}: {failure}"], first)
@@ -123,8 +123,8 @@ class Distributed(Engine):
         clients: Sequence[int],
         step: int,
     ) -> Sums:
-        """The sums over no clients. A rank without any must know what a message looks like: it
-        asks a client that is none, with the batches of one of these and zero for every gradient.
+        """The sums over no clients. A rank without clients must still know the shape of a message.
+        So it runs a stand-in client with the batches of one of these clients and zero gradients.
         """
         algorithm, _, source, _, steps = self.simulation.task
         down, client, pending = exchange.send(shared), clients[0], self.simulation.kept.pending
@@ -140,12 +140,12 @@ class Distributed(Engine):
         sums.mean.add(tree.map(torch.zeros_like, (message, buffers)), 0.0)
         return sums
 
-    # The clients' states, which live where their clients do.
+    # The states of the clients. Each is on the rank that hosts the client.
 
     @property
     def states(self) -> list[ClientState | None]:
-        """What each client keeps: on rank 0 of all clients, while the others `hand_over`; on
-        another of its own."""
+        """The state of each client. On rank 0 these are all clients, while the other ranks
+        `hand_over`. On another rank these are its own clients."""
         states = self.simulation.states
         if self.ranks.rank == 0:
             for other in range(1, self.ranks.size):
@@ -160,11 +160,11 @@ class Distributed(Engine):
         self.simulation.restore(snapshot)
 
     def hand_over(self) -> None:
-        """Give rank 0 what this rank's clients keep."""
+        """Send the states of this rank's clients to rank 0."""
         self._send(_present(self.simulation.states), 0)
 
     def deal(self) -> None:
-        """Rank 0 hands the states that it has to the ranks where the clients live."""
+        """Rank 0 sends each state to the rank that hosts the client."""
         hosts = self.ranks.hosts
         states = self.simulation.states
         if self.ranks.rank:
@@ -178,7 +178,7 @@ class Distributed(Engine):
         self.simulation.restore(Snapshot(states, {}))
 
     def _send(self, states: Mapping[int, ClientState], to: int) -> None:
-        for parcel in [*_parcels(states), {}]:  # an empty one is the last
+        for parcel in [*_parcels(states), {}]:  # an empty parcel marks the end
             leaves = {client: tree.leaves(state) for client, state in parcel.items()}
             note = [[client, len(own)] for client, own in leaves.items()]
             self.ranks.send(to, note, [leaf for own in leaves.values() for leaf in own])

@@ -20,14 +20,14 @@ class Mean(Generic[T]):
         self.weight = 0.0
 
     def add(self, tree: T, weight: float) -> None:
-        """One tree."""
+        """Add one tree."""
         if self.total is None:
             self._start(tree)
         map(lambda total, leaf: total.add_(leaf, alpha=weight), self.total, tree)
         self.weight += weight
 
     def add_stacked(self, tree: T, weights: Tensor) -> None:
-        """Many trees at once: the leaves' first dimension runs over them."""
+        """Add many trees at once. The first dimension of every leaf runs over the trees."""
         if self.total is None:
             self._start(take(tree, 0))
 
@@ -38,7 +38,7 @@ class Mean(Generic[T]):
         self.weight += float(weights.sum())
 
     def merge(self, other: Mean[T]) -> None:
-        """The trees that another mean has seen."""
+        """Add all trees of another mean."""
         if self.total is None:
             self.total, self.like = other.total, other.like
         else:

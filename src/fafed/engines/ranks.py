@@ -1,8 +1,8 @@
-"""The processes of one run, started by torchrun, and what they say to each other.
+"""The processes ("ranks") of one run, started by torchrun, and their messages to each other.
 
-Sums go through one all-reduce; everything else is sent from one rank to another as JSON and the
-bytes of tensors: nothing is pickled. An error on one rank reaches all: a rank that leaves with one
-writes it into torchrun's store, and those that find the connection closed look there.
+Sums go through one all-reduce. Everything else goes from one rank to another as JSON and the bytes
+of tensors. Nothing is pickled. An error on one rank reaches all ranks: a rank that stops with an
+error writes it into torchrun's store. The other ranks find the connection closed and look there.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ class Lost(FafedError):
 
 
 class RankFailed(FafedError):
-    """Another rank met an error; the message says which rank and which error."""
+    """Another rank had an error. The message says which rank and which error."""
 
 
 class Ranks:
-    """This process among the others."""
+    """This process and its connection to the other ranks."""
 
     def __init__(self, rank: int, size: int, store: Store, timeout: float) -> None:
         self.rank = rank
         self.size = size
-        self.store = store  # torchrun's, on which the ranks have met
+        self.store = store  # torchrun's key-value store, through which the ranks connect
         self.timeout = timeout
         self.cure = "What was finished is saved: the same command goes on"
-        self.agreed: Exception | None = None  # the last one that all ranks have raised together
+        self.agreed: Exception | None = None  # the last error that all ranks have raised together
 
     def hosts(self, client: int, rank: int | None = None) -> bool:
-        """Clients are dealt out in turn: neighbours, often alike in size, go to different ranks,
-        and so a cohort spreads evenly."""
+        """Whether the rank hosts the client. Clients are assigned in turn, because neighbours often
+        have the same size. So a cohort spreads evenly over the ranks."""
         return client % self.size == (self.rank if rank is None else rank)
 
     def device(self, wanted: str) -> str:
-        """Where this rank computes: "cuda" is its own GPU."""
+        """The device of this rank: for "cuda", its own GPU."""
         if torch.device(wanted).type != "cuda":
             return wanted
         local, there = int(os.environ.get("LOCAL_RANK", self.rank)), torch.cuda.device_count()
@@ -73,7 +73,7 @@ class Ranks:
         """This rank's share of its machine's cores."""
         return max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
-    # Talking. Every rank must make the same calls in the same order.
+    # Communication. Every rank must make the same calls in the same order.
 
     def add(self, buffer: Tensor) -> Tensor:
         """The sum over all ranks, in place, with the same digits on each."""
@@ -82,11 +82,11 @@ class Ranks:
         return buffer
 
     def any(self, here: bool) -> bool:
-        """Whether it is so on any rank."""
+        """Whether `here` is true on any rank."""
         return bool(self.add(torch.tensor([float(here)])).item())
 
     def tell(self, note: object = None, source: int = 0) -> Any:
-        """What rank `source` has to say to all, something that JSON can hold."""
+        """Send a note from rank `source` to all ranks, and return it. It must fit into JSON."""
         if self.rank != source:
             return self.receive(source)[0]
         for other in range(self.size):
@@ -95,7 +95,7 @@ class Ranks:
         return note
 
     def send(self, to: int, note: object, leaves: Sequence[Tensor] = ()) -> None:
-        """A note and some tensors to one rank, which must `receive` them."""
+        """Send a note and some tensors to one rank, which must `receive` them."""
         kinds = [[str(leaf.dtype).removeprefix("torch."), list(leaf.shape)] for leaf in leaves]
         text = bytearray(json.dumps([note, kinds]).encode())
         self._send(torch.tensor([len(text)]), to)
@@ -104,7 +104,7 @@ class Ranks:
             self._send(torch.cat([_bytes(leaf) for leaf in leaves]), to)
 
     def receive(self, source: int) -> tuple[Any, list[Tensor]]:
-        """What rank `source` sends."""
+        """Receive a note and tensors from rank `source`."""
         (length,) = self._receive(torch.empty(1, dtype=torch.int64), source).tolist()
         text = self._receive(torch.empty(length, dtype=torch.uint8), source)
         note, kinds = json.loads(text.numpy().tobytes())
@@ -142,20 +142,20 @@ class Ranks:
             ) from cause
 
     def _explained(self, symptom: str) -> FafedError:
-        """Why this rank must stop: what another one said, or what it looks like."""
+        """Why this rank must stop: the error of another rank, or else the symptom."""
         with contextlib.suppress(RuntimeError):  # the store may be gone as well
             if self.store.check([ERROR]):
                 return RankFailed(self.store.get(ERROR).decode())
         return Lost(f"rank {self.rank} of {self.size} {symptom}. {self.cure}")
 
     def confess(self, error: BaseException) -> None:
-        """Leave word for the others."""
+        """Write the error of this rank into the store, for the other ranks."""
         text = f"rank {self.rank} has failed: {type(error).__name__}: {error}"
         with contextlib.suppress(RuntimeError):
             self.store.set(ERROR, text)
 
     def stop(self, number: int, frame: FrameType | None) -> None:
-        """On SIGTERM."""
+        """Handle SIGTERM."""
         raise self._explained(
             "was stopped by torchrun, as all are when one of them has ended or torchrun is stopped"
         )
@@ -163,7 +163,7 @@ class Ranks:
 
 @contextlib.contextmanager
 def joined(timeout: float) -> Iterator[Ranks]:
-    """Meet the other ranks; part from them at the end, whatever happens."""
+    """Connect to the other ranks. Disconnect at the end, whatever happens."""
     missing = [n for n in ("RANK", "MASTER_ADDR", "MASTER_PORT") if n not in os.environ]
     if missing:
         raise ConfigError(
@@ -175,10 +175,10 @@ def joined(timeout: float) -> Iterator[Ranks]:
     try:
         yield ranks
     except BaseException as error:
-        before = signal.SIG_IGN  # what this rank has to say must still get out
+        before = signal.SIG_IGN  # this rank's error must still reach the store
         signal.signal(signal.SIGTERM, before)
         if ranks.agreed and ranks.agreed in (error, error.__cause__):
-            with contextlib.suppress(FafedError):  # the first to end gets the others stopped
+            with contextlib.suppress(FafedError):  # torchrun stops all ranks when one ends
                 ranks.add(torch.zeros(1))
         elif not isinstance(error, Lost | RankFailed):
             ranks.confess(error)
@@ -216,7 +216,7 @@ def _met(timeout: float) -> Ranks:
 
 
 def _short(cause: Exception) -> str:
-    """Without the place in torch's source and the advice."""
+    """The first line of a torch error, without its source location and advice."""
     first = (str(cause).splitlines() or [type(cause).__name__])[0]
     return re.sub(r"\[/\S+\] ", "", first).split(". ")[0]
 

@@ -1,4 +1,4 @@
-"""All clients in this process, by one of three back ends: `loop`, `vmap` or `native` (C)."""
+"""All clients run in this process, with one of three back ends: `loop`, `vmap`, `native` (C)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from fafed.engines.worker_pool import WorkerPool
 from fafed.kernels.malloc import return_memory
 from fafed.objectives.base import Objective
 
-LARGE_BYTES = 2**25  # size of a vector after whose use freed memory may go back to the system
+LARGE_BYTES = 2**25  # models of at least this size may return freed memory to the system
 
 
 @dataclass
 class Sums(Counts):
-    """The weighted sums over some clients from which the reply is made."""
+    """Weighted sums over some clients. The reply is made from them."""
 
     mean: Mean[Sent] = field(default_factory=Mean)
 
@@ -81,7 +81,7 @@ class Simulation(Engine):
         clients: Sequence[int],
         step: int,
     ) -> Sums:
-        """Let these clients do their part, and add up what they send, in their order."""
+        """Run these clients and add up their messages, in the order of the clients."""
         self.kept.refuse_spoilt()
         down = exchange.send(shared)
         sums = Sums(tree.nbytes((down, buffers)))
@@ -111,7 +111,7 @@ class Simulation(Engine):
         return sums
 
     def reply(self, exchange: Exchange, sums: Sums, clients: Sequence[int]) -> Reply:
-        """What the round loop gets to know of these clients' sums."""
+        """The reply for the round loop, from the sums over these clients."""
         return sums.reply(
             exchange,
             sums.mean.value(),
@@ -129,7 +129,7 @@ class Simulation(Engine):
 
     @property
     def states(self) -> list[ClientState | None]:
-        """What each client keeps; None for one that has not taken part yet."""
+        """The state of each client; None for a client that has not taken part yet."""
         return self.kept.read()
 
     def snapshot(self) -> Snapshot:

@@ -1,4 +1,4 @@
-"""What the clients of this process keep between exchanges."""
+"""The states that the clients of this process keep between exchanges."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ UNDO_BYTES = 2**30  # states of all clients up to this size are held twice durin
 
 
 class Row(NamedTuple):
-    """Where a client's state is: by itself, or a row of a group's, which saves restacking."""
+    """Where a client's state is: alone, or in a row of a group's stacked state. The second saves
+    stacking it again."""
 
     stacked: ClientState
     row: int | None = None
@@ -26,10 +27,10 @@ class Row(NamedTuple):
 
 
 class ClientStates:
-    """The states after the last whole round, and those of the round under way.
+    """The states after the last finished round, and those of the current round.
 
-    States that are large together are held once. Then a round changes them, and one that fails
-    ends the run.
+    If all states together are large, they are held only once. Then a round changes them in place,
+    and a failed round ends the run.
     """
 
     def __init__(self, algorithm: AnyAlgorithm, population: int, x0: Tensor) -> None:
@@ -68,7 +69,7 @@ class ClientStates:
     # All clients.
 
     def read(self) -> list[ClientState | None]:
-        """What each client keeps; None for one that has not taken part yet."""
+        """The state of each client; None for a client that has not taken part yet."""
         self.refuse_spoilt()
         return [None if kept is None else kept.state() for kept in self.kept]
 
@@ -76,7 +77,7 @@ class ClientStates:
         self.kept = [None if state is None else Row(state) for state in states]
         self.changed = self.spoilt = False
 
-    # Some clients. One that has not taken part yet joins at x.
+    # Some clients. A client that has not taken part yet joins at x.
 
     def of_client(self, client: int, x: Tensor) -> ClientState:
         kept = self._row(client)
@@ -87,7 +88,7 @@ class ClientStates:
         return kept is not None and bool(tree.leaves(kept.stacked.hidden))
 
     def of_group(self, group: Sequence[int], x: Tensor) -> ClientState:
-        """Stacked; at no cost if they came out of the last exchange together."""
+        """The states of a group, stacked. This is free if the last exchange had the same group."""
         kept = [self._row(client) for client in group]
         first = kept[0]
         if all(k is None for k in kept):

@@ -1,8 +1,8 @@
 """Worker threads: several jobs at once, results in order.
 
-A job runs with the same number of torch threads, whoever runs it, so that a result is a function
-of the job alone. Workers are threads and not processes: torch releases the interpreter's lock while
-it computes, and data, vectors and states stay where they are.
+Every worker uses the same number of torch threads, so a result depends on the job alone. Workers
+are threads, not processes: torch releases the interpreter's lock while it computes, and data,
+vectors and states need not be copied.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """The number of cores that this process may use."""
     usable = getattr(os, "sched_getaffinity", None)
     return len(usable(0)) if usable else os.cpu_count() or 1
 
 
 class WorkerPool:
-    """So many workers, one per core if None, with so many torch threads each. One worker is the
-    caller itself."""
+    """A number of workers (None: one per core), each with a number of torch threads. A single
+    worker is the calling thread itself."""
 
     def __init__(self, workers: int | None = None, threads: int = 1) -> None:
         workers = cores() if workers is None else workers
@@ -39,7 +39,7 @@ class WorkerPool:
         self._pool: ThreadPoolExecutor | None = None
 
     def in_order(self, jobs: Iterable[Callable[[], T]]) -> Iterator[T]:
-        """The results of the jobs; at most one unfinished or unread job for each worker."""
+        """The results of the jobs. Each worker has at most one unfinished or unread job."""
         if self.workers == 1:
             yield from (self._here(job) for job in jobs)
             return
@@ -55,7 +55,7 @@ class WorkerPool:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
-        finally:  # an error in one job: the others must not go on behind the caller's back
+        finally:  # after an error in one job, wait until the other jobs have ended
             for future in waiting:
                 future.cancel()
             for future in waiting:

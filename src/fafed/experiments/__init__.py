@@ -1,1 +1,1 @@
-"""Experiments as files: from TOML to finished runs."""
+"""Experiments as TOML files, and their runs on disk."""

@@ -1,4 +1,4 @@
-"""From an experiment to a run: data, partition, model, objective."""
+"""Make a run from an experiment: data, partition, model, objective."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ METRICS: dict[str, Metric] = {"accuracy": metrics.accuracy}
 
 
 class Shards(NamedTuple):
-    """The data of an experiment: what the clients draw from, and what is measured on."""
+    """The data of an experiment: what the clients draw from, and what evaluation uses."""
 
     source: Source
     measured: Parts
@@ -61,7 +61,7 @@ def prepare(
     *,
     workers: int | None = None,
 ) -> Prepared:
-    """Everything loaded, checked and ready for the first round. Of several ranks, 0 measures."""
+    """Load and check everything for the first round. Of several ranks, only rank 0 evaluates."""
     threads = experiment.threads
     torch.set_num_threads(threads)
     shards = shard(experiment)
@@ -94,7 +94,7 @@ def prepare(
 
 
 def model(experiment: Experiment, *, text: bool, device: str | None = None) -> Model:
-    """The experiment's model and loss, as it is before the first round."""
+    """The experiment's model and loss, before the first round."""
     return Model(
         models.build(experiment.model.name, seed=experiment.seed, **experiment.model.options),
         _loss(experiment.loss, text),
@@ -105,7 +105,7 @@ def model(experiment: Experiment, *, text: bool, device: str | None = None) -> M
 
 
 def chosen(experiment: Experiment, *, text: bool) -> dict[str, Metric]:
-    """The experiment's metrics; of a text the loss alone is measured."""
+    """The experiment's metrics. For a text only the loss is evaluated."""
     return {} if text else {name: _metric(name) for name in experiment.metrics}
 
 
@@ -181,7 +181,7 @@ def _own(experiment: Experiment, own: datasets.Own) -> Shards:
 
 
 def held_out(n: int, share: float, seed: int) -> tuple[Indices, Indices]:
-    """Rows to train on and rows to hold out; both sorted, a function of the seed."""
+    """Rows for training and rows to hold out. Both are sorted and depend on the seed."""
     order = randomness.permutations(randomness.keys("validation", seed), n)
     count = int(share * n)
     return np.sort(order[count:]), np.sort(order[:count])
@@ -190,8 +190,8 @@ def held_out(n: int, share: float, seed: int) -> tuple[Indices, Indices]:
 def _sampled(
     experiment: Experiment, pool: tuple[Tensor, ...], parts: Sequence[Indices]
 ) -> dict[str, Callable[[], Iterable[Batch]]]:
-    """Some of the clients' examples: the loss of the server's model on them is the training loss,
-    which the loss along the clients' own steps is not when their data differ."""
+    """Some of the clients' examples. The loss of the server's model on them is the training loss.
+    The mean loss of the clients' own steps is another number if their data differ."""
     used = np.concatenate(parts)
     count = min(experiment.data.train_sample, len(used))
     if not count:
@@ -206,7 +206,7 @@ def _rows(pool: tuple[Tensor, ...], rows: Indices) -> tuple[Tensor, ...]:
 
 
 def sizes(experiment: Experiment) -> dict[str, Any]:
-    """How much is drawn, and by which seed."""
+    """How many examples are drawn, and with which seed."""
     b, anchor = experiment.batch_size, experiment.opening_batch_size
     if anchor is None and isinstance(b, int):
         anchor = b * experiment.local_steps

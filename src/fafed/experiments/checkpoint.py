@@ -1,10 +1,10 @@
-"""A run's state in a file, and back, bit for bit.
+"""Write a run's state to a file and read it back, bit for bit.
 
-One safetensors file: the server's state and every client's, with a header that says which run and
-round it is and what each tensor is: its checksum, type and shape. The header has a checksum of its
-own. What clients hold together, as SCAFFOLD's the model of the last round, is written once, and
-held together again when it is read. A file is written beside its final name and renamed, so it is
-either whole or not there; it is checked when read.
+A checkpoint is one safetensors file with the server's state and the state of every client. Its
+header names the run and the round, and the checksum, type and shape of each tensor. The header has
+its own checksum. A tensor that several clients share, such as the last model in SCAFFOLD, is
+written once and shared again after reading. The file is written under another name and then
+renamed, so it is either complete or absent. It is checked when it is read.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from fafed.errors import FafedError
 from fafed.training.loop import Run, State, Totals
 
 FORMAT = 3
-READABLE = (1, 2, 3)  # 1: all is written as often as it is held; 2: no checksum of the header
-KEPT = 2  # the last ones, so that a damaged one does not end a run
-LAG = 1.0  # seconds, at most, between two checkpoints that wait for the disk: about 20 ms each
+READABLE = (1, 2, 3)  # 1: shared tensors are written repeatedly; 2: the header has no checksum
+KEPT = 2  # number of checkpoints kept, so that a damaged one does not end a run
+LAG = 1.0  # seconds, at most, between two checkpoints that wait for the disk (about 20 ms each)
 OLD_DIGEST = (
     ", or to this one with another number of rounds: it was written by an earlier fafed, which "
     "fixed them. Set rounds back to what they were, resume to that end, and raise them then"
@@ -61,15 +61,15 @@ class Header(TypedDict):
 class Saver:
     """Writes the checkpoints of a run and decides which are kept.
 
-    All of them survive a kill. Those that also survive a power cut have to wait for the disk, which
-    takes longer than a short round: the first does, one after `lag` seconds, and the last. The
-    newest of these is kept beside the newest `KEPT`.
+    All checkpoints survive a kill. To survive a power cut, too, a checkpoint has to wait for the
+    disk. This takes longer than a short round. So only the first checkpoint waits, then one every
+    `lag` seconds, and the last. The newest of these is kept in addition to the newest `KEPT`.
     """
 
     def __init__(self, folder: Path, digest: str, lag: float = LAG) -> None:
         self.folder, self.digest, self.lag = folder, digest, lag
         self.newest = next(iter(found(folder)), None)
-        self.safe: Path | None = None  # the last one that survives a power cut
+        self.safe: Path | None = None  # the last checkpoint that survives a power cut
         self.synced = time.monotonic()
         if self.newest:
             files.sync_path(self.newest)
@@ -78,12 +78,12 @@ class Saver:
 
     @property
     def round(self) -> int:
-        """Of the newest checkpoint."""
+        """The round of the newest checkpoint."""
         return round_of(self.newest) if self.newest else 0
 
     def save(self, run: Run, records: int, *, last: bool) -> None:
-        """Write the state after the last finished round. `records` is the descriptor of the file
-        whose lines it counts on: they reach the disk before it."""
+        """Write the state after the last finished round. `records` is the file descriptor of the
+        records. The checkpoint depends on them, so they reach the disk first."""
         sync = last or not self.safe or time.monotonic() - self.synced >= self.lag
         if sync:
             try:
@@ -99,7 +99,7 @@ class Saver:
             self.safe, self.synced = self.newest, time.monotonic()
 
     def settle(self, records: int) -> None:
-        """Let what was written reach the disk."""
+        """Wait until everything written is on disk."""
         os.fsync(records)
         if self.newest and self.newest != self.safe:
             files.sync_path(self.newest)
@@ -110,8 +110,8 @@ class Saver:
 def save(
     run: Run, folder: Path, digest: str, *, sync: bool = True, keep: Path | None = None
 ) -> Path:
-    """Write the state after the last finished round. Older files go, except for `keep` and the
-    newest, `KEPT` with this one."""
+    """Write the state after the last finished round. Delete older files, except `keep` and the
+    newest `KEPT`, this one included."""
     state = run.state
     tensors = tree.flatten((state.shared, state.buffers), "server")
     clients, notes = run.engine.snapshot()
@@ -138,7 +138,7 @@ def save(
     path = folder / f"round-{state.round:07d}.safetensors"
     try:
         with files.replacing(path, sync=sync) as part:
-            # leaves may be parts of one memory (clients side by side), which safetensors refuses
+            # leaves may share memory (clients stacked under vmap), which safetensors refuses
             save_file(_unshared(tensors), part, {"fafed": json.dumps(files.sealed(header))})
     except (OSError, SafetensorError) as cause:
         raise CheckpointError(
@@ -157,19 +157,19 @@ def found(folder: Path) -> list[Path]:
 
 
 def round_of(path: Path) -> int:
-    """By the name of the file."""
+    """The round, from the name of the file."""
     digits = path.stem.removeprefix("round-")
     return int(digits) if digits.isdecimal() else 0
 
 
 def engine_of(path: Path) -> str:
-    """The engine that wrote it: a resumed run stays on it, so that every digit stays."""
+    """The engine that wrote it. A resumed run uses the same one, so that no digit changes."""
     return str(_header(path)["engine"])
 
 
 def verify(path: Path, *digests: str) -> dict[str, Tensor]:
-    """The tensors of a checkpoint of the experiment with one of these digests, after every check
-    that can be made."""
+    """The tensors of a checkpoint, after all checks. It must belong to an experiment with one of
+    these digests."""
     header = _header(path)
     if header["digest"] not in digests:
         raise CheckpointError(
@@ -191,7 +191,7 @@ def load(run: Run, path: Path, *digests: str) -> None:
     like = run.state.shared, run.state.buffers
     fresh = tree.flatten(like, "server")
     if {name for name in tensors if name.startswith("server.")} <= set(fresh):
-        # an option that came later and is not used keeps nothing
+        # an option that is newer than the checkpoint, and not used, has no tensors
         tensors = {name: leaf for name, leaf in fresh.items() if not leaf.numel()} | tensors
     try:
         shared, buffers = tree.unflatten(like, tensors, "server")
@@ -212,7 +212,7 @@ def load(run: Run, path: Path, *digests: str) -> None:
 
 
 def share(run: Run) -> None:
-    """Give all ranks the state that rank 0 is in; a client's goes to the rank that hosts it."""
+    """Send rank 0's state to all ranks, and each client's state to the rank that hosts it."""
     ranks, (shared, buffers, *facts) = run.engine.ranks, run.state
     if ranks is None:
         return
@@ -274,7 +274,7 @@ def _checksum(leaf: Tensor) -> int:
 
 
 def _repeated(tensors: dict[str, Tensor]) -> dict[str, str]:
-    """Name -> the first name of the very same tensor, for those that come again."""
+    """For tensors that occur more than once: name -> the first name of the same tensor."""
     first: dict[tuple[object, ...], str] = {}
     found = {}
     for name, leaf in tensors.items():

@@ -5,11 +5,11 @@
     batch_size = 100                     clients = 20
                                          partition = { kind = "high", form = "groups" }
     [algorithm]
-    name = "fafed"                       [settings.fedavg]           # what `fafed compare` gives
-    eta = 0.01                           eta = 0.1                   # each of the others
+    name = "fafed"                       [settings.fedavg]           # for another algorithm in
+    eta = 0.01                           eta = 0.1                   # `fafed compare`
 
-Tables for the model, the partition and the algorithm take the options of what they name. A step
-size is a number or a schedule, `eta = { schedule = "power", kappa = 20.0, every = "epoch" }`.
+The tables of the model, the partition and the algorithm take its options. A step size is a number
+or a schedule, `eta = { schedule = "power", kappa = 20.0, every = "epoch" }`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Part(BaseModel):
 
 
 class Named(Part):
-    """A name and the options of what it names."""
+    """A name, and options for the thing it names."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
@@ -59,7 +59,7 @@ class Data(Part):
     clients: int = Field(default=20, ge=1)
     partition: dict[str, Any] = {"kind": "moderate"}
     validation: float = Field(default=0.0, ge=0, lt=1)  # share of the training data held out
-    train_sample: int = Field(default=5000, ge=0)  # examples that the training loss is measured on
+    train_sample: int = Field(default=5000, ge=0)  # examples to evaluate the training loss on
     bptt: int = Field(default=35, ge=1)  # text: tokens per step and column
 
     @model_validator(mode="after")
@@ -101,7 +101,7 @@ class Experiment(Part):
 
     @classmethod
     def from_dict(cls, content: Mapping[str, object], where: str = "experiment") -> Experiment:
-        """From nested dictionaries; a wrong key or value is refused with the nearest right one."""
+        """From nested dictionaries. An error about a wrong key suggests the nearest right one."""
         try:
             found = cls.model_validate(_integers_as_floats(cls, dict(content)))
         except ValidationError as error:
@@ -123,7 +123,7 @@ class Experiment(Part):
         return cls.from_dict(content, str(path))
 
     def to_dict(self) -> dict[str, Any]:
-        """Nested dictionaries without what is left empty."""
+        """Nested dictionaries without empty entries."""
         return cast(dict[str, Any], _without_none(self.model_dump()))
 
     def to_toml(self) -> str:
@@ -131,14 +131,16 @@ class Experiment(Part):
 
     @property
     def digest(self) -> str:
-        """A fingerprint of everything that decides the numbers of a round; a checkpoint carries it.
-        More rounds do not change those before them. "v2" is the version of this rule."""
+        """A hash of everything that decides the numbers of a round. A checkpoint carries it. The
+        number of rounds is not part of it: more rounds do not change earlier ones. "v2" is the
+        version of this rule."""
         return f"v2-{_hash(self._decisive() | {'rounds': None})}"
 
     @property
     def fingerprint(self) -> str:
-        """The same with the number of rounds: it names the run. Never changes for an experiment,
-        or its run would not be found again; checkpoints carried it before there was `digest`."""
+        """The same with the number of rounds. It is part of the run's name. It must never change
+        for an experiment, or its run would not be found again. Old checkpoints carry it instead of
+        `digest`."""
         return _hash(self._decisive())
 
     def _decisive(self) -> dict[str, Json]:
@@ -149,8 +151,8 @@ class Experiment(Part):
 
     @property
     def label(self) -> str:
-        """Of one run among those of the experiment, as part of a file's name."""
-        algorithm = re.sub(r"[^\w.-]", ".", self.algorithm.name)  # no slash leads elsewhere
+        """The name of one run of the experiment, as part of a file's name."""
+        algorithm = re.sub(r"[^\w.-]", ".", self.algorithm.name)  # no slash in a file name
         return f"{algorithm}-seed{self.seed}-{self.fingerprint[:8]}"
 
     # Variations.
@@ -159,15 +161,15 @@ class Experiment(Part):
         return Experiment.from_dict(self.to_dict() | changes, self.name)
 
     def with_algorithm(self, name: str, **settings: object) -> Experiment:
-        """The same for another algorithm, with the settings that the file gives for it."""
+        """The same experiment with another algorithm, and the file's settings for that one."""
         own = self.algorithm.options if name == self.algorithm.name else {}
         chosen = own | self.settings.get(name, {}) | settings
         return self.changed(algorithm={"name": name, **chosen})
 
-    # What the names stand for. Imports are here because they bring torch.
+    # The objects behind the names. Imports are inside functions because they load torch.
 
     def check(self) -> None:
-        """Refuse what can be known to be wrong without loading data."""
+        """Refuse errors that can be found without loading data."""
         from fafed.algorithms import ALGORITHMS
         from fafed.data import DATASETS, partition
 
@@ -260,8 +262,8 @@ def _located(source: str | Path) -> tuple[str, str]:
     )
 
 
-# The fields that fingerprints have always held. A field that came later counts where it is not at
-# its default: a run that was begun before it is still the same run.
+# The fields that every fingerprint contains. A newer field counts only if it is not at its default.
+# So a run that began before the field existed is still the same run.
 _FIRST = {
     *("rounds", "local_steps", "batch_size", "opening_batch_size", "seed", "engine", "threads"),
     *("device", "eval_every", "weights", "participation", "failure", "clip", "weight_decay"),
@@ -307,7 +309,7 @@ def _apply(content: dict[str, Any], change: str) -> None:
         if not isinstance(table, dict):
             raise ConfigError(f"--set {change!r}: {folder!r} is a value, not a table")
     if key.strip() == "algorithm.name" and table.get("name") != value:
-        table.clear()  # another algorithm: the settings of this one are not its
+        table.clear()  # another algorithm has other settings
         table.update(content.get("settings", {}).get(value, {}))
     table[last] = value
 
@@ -335,7 +337,7 @@ def _fields_at(place: tuple[int | str, ...]) -> list[str]:
 
 
 def _integers_as_floats(model: type[BaseModel], content: dict[str, object]) -> dict[str, object]:
-    """TOML writes 1 where a number may be 1.0; strict validation would refuse it."""
+    """Make 1 a float where a field is a float. Strict validation would refuse the integer."""
     for name, field in model.model_fields.items():
         value = content.get(name)
         kinds = get_args(field.annotation) or (field.annotation,)

@@ -1,4 +1,4 @@
-"""Run an experiment in its directory, from where it stopped."""
+"""Run an experiment in its directory, or resume it there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fafed.experiments.rundir import RunDir, log
 from fafed.experiments.stopping import Stopping
 from fafed.kernels import malloc
 
-if TYPE_CHECKING:  # they bring torch
+if TYPE_CHECKING:  # these imports load torch
     from fafed.engines.ranks import Ranks
     from fafed.experiments.assemble import Prepared
     from fafed.experiments.checkpoint import Saver
@@ -39,12 +39,12 @@ def execute(
     again: bool = False,
     lag: float | None = None,
 ) -> None:
-    """Run the experiment in its directory, from where it stopped if it was begun before.
+    """Run the experiment in its directory. Resume it if it has begun before.
 
-    An interrupt (Ctrl-C, SIGTERM) loses at most the round under way, a kill what follows the last
-    checkpoint, a power cut what follows the last one that is older than `lag` seconds (None: see
-    `checkpoint.LAG`). `again` begins with round 1 and moves what is there aside. `prepare` makes
-    the run: in simulation if it is None.
+    An interrupt (Ctrl-C, SIGTERM) loses at most the current round. A kill loses the rounds after
+    the last checkpoint. A power cut loses the rounds after the last checkpoint that is older than
+    `lag` seconds (None: see `checkpoint.LAG`). `again` moves existing records and checkpoints aside
+    and begins with round 1. `prepare` makes the run; None: in simulation.
     """
     from fafed.experiments import assemble, checkpoint
 
@@ -90,9 +90,9 @@ def _go_on(
     stopping: Stopping,
     on_record: OnRecord | None,
 ) -> None:
-    """Round after round; what was finished is saved, whatever ends them."""
+    """Make round after round. Finished rounds are saved, whatever ends the loop."""
     written = run.state.round
-    ranks = run.engine.ranks  # the others have a part of the state
+    ranks = run.engine.ranks  # the other ranks have a part of the state
     stopping.at_once = lambda: run.underway
     try:
         for record in _until_divergence(run, place):
@@ -120,13 +120,13 @@ def _go_on(
 
 
 def agreed(run: Run, stopping: Stopping) -> bool:
-    """After a round on several ranks: whether one of them was asked to stop. Then all do."""
+    """After a round on several ranks: whether any rank was asked to stop. Then all ranks stop."""
     ranks = run.engine.ranks
     return ranks is not None and ranks.any(stopping.asked is not None)
 
 
 def end_together(ranks: Ranks) -> NoReturn:
-    """Everything is saved. torchrun stops the others when one has ended, so none ends before."""
+    """End all ranks at the same time, after saving. torchrun stops all ranks when one ends."""
     ranks.any(True)
     raise KeyboardInterrupt
 
@@ -157,7 +157,7 @@ def _until_divergence(run: Iterable[Record], place: RunDir) -> Iterator[Record]:
 
 
 class _Start(NamedTuple):
-    """Where a run begins or goes on."""
+    """Where a run begins or resumes."""
 
     path: Path | None  # the checkpoint
     digests: tuple[str, ...]
@@ -166,8 +166,8 @@ class _Start(NamedTuple):
 
 
 def _start(place: RunDir, experiment: Experiment) -> _Start:
-    """The newest checkpoint that is whole, this run's, and whose records are all there; says why
-    one is passed over. Refuses to begin anew where that would write over records."""
+    """The newest checkpoint that is undamaged, belongs to this run, and has all its records. Warns
+    about each checkpoint that it skips. Refuses to start over if that would overwrite records."""
     from fafed.experiments import checkpoint
 
     lines, there = read(place._records), checkpoint.found(place.checkpoints)
@@ -176,7 +176,7 @@ def _start(place: RunDir, experiment: Experiment) -> _Start:
     causes = []
     for path in there:
         round = checkpoint.round_of(path)
-        # before there was a digest, a checkpoint carried the fingerprint, with the rounds in it
+        # old checkpoints have the fingerprint, which includes the number of rounds, not the digest
         earlier = (experiment.fingerprint, experiment.changed(rounds=max(1, round)).fingerprint)
         digests = (experiment.digest, *earlier)
         try:
@@ -204,7 +204,7 @@ def _start(place: RunDir, experiment: Experiment) -> _Start:
 
 
 def _same(place: RunDir, experiment: Experiment) -> bool:
-    """Whether the file says what is run; a damaged one does not."""
+    """Whether the file holds this experiment. A damaged file does not."""
     try:
         found = place.experiment()
     except FafedError:
@@ -213,7 +213,7 @@ def _same(place: RunDir, experiment: Experiment) -> bool:
 
 
 def _cut(place: RunDir, start: _Start, round: int) -> None:
-    """Drop the records after this round: they are made again. Newer checkpoints step aside."""
+    """Drop the records after this round, which will be repeated. Move newer checkpoints aside."""
     for newer in start.newer:
         newer.rename(newer.with_suffix(".aside"))
     if start.lines.there > round or start.lines.torn:
@@ -240,7 +240,7 @@ def environment(prepared: Prepared) -> dict[str, Json]:
 
 
 def _git_revision() -> str | None:
-    """Of the folder the run was started in: the user's code, if it is under git."""
+    """The git revision of the folder in which the run was started: the user's code."""
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=40"],

@@ -1,7 +1,7 @@
 """Many runs at once: a grid of experiments on a few processes, each in its own directory.
 
-What is finished is skipped, what was begun goes on, so a comparison that was killed and started
-again ends as if it had been left alone.
+Finished runs are skipped and unfinished runs are resumed. So a comparison that was killed and
+started again gives the same results as one that was never stopped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fafed.experiments.execute import execute
 from fafed.experiments.rundir import RunDir
 
 GRACE = 30.0  # seconds that a worker has to save its run when it is stopped
-OnTick = Callable[[Sequence[RunDir]], None]  # called now and then with the runs under way
+OnTick = Callable[[Sequence[RunDir]], None]  # called regularly with the current runs
 
 
 def grid(experiment: Experiment, algorithms: Sequence[str], seeds: int) -> list[Experiment]:
@@ -45,9 +45,9 @@ def run_all(
     *,
     threads: int | None = None,
 ) -> list[RunDir]:
-    """Run what is not finished yet, `jobs` at a time; returns the directories in the same order.
+    """Run all unfinished experiments, `jobs` at a time. Return the directories in the same order.
 
-    A run that diverges does not stop the others; its directory says why it ended.
+    A run that diverges does not stop the other runs. Its directory says why it ended.
     """
     places = [RunDir.for_experiment(experiment, root) for experiment in experiments]
     todo = [
@@ -73,7 +73,7 @@ def run_all(
             if on_tick:
                 on_tick([futures[f] for f in futures if f in pending or f in done])
     except BaseException:
-        running = list(pool._processes.values())  # the pool forgets them when it is shut down
+        running = list(pool._processes.values())  # the pool drops them when it is shut down
         pool.shutdown(wait=False, cancel_futures=True)
         end(running)
         raise
@@ -82,7 +82,7 @@ def run_all(
 
 
 def _work(content: dict[str, object], path: str, threads: int) -> str | None:
-    """In a worker: one run. Returns what went wrong, if the run diverged."""
+    """In a worker: make one run. Return the error if the run diverged."""
     from fafed.experiments.assemble import prepare
     from fafed.training.loop import Diverged
 
@@ -101,14 +101,14 @@ def _raise_unless_diverged(future: Future[str | None]) -> None:
 
 
 def follow(parent: int) -> None:
-    """In a worker: end with the parent, however it ends. An orphan would go on holding its run's
-    lock. Ctrl-C reaches all processes of a terminal: the parent alone decides what it means."""
+    """In a worker: end when the parent ends. Otherwise the worker would keep its run's lock. Ctrl-C
+    reaches all processes of a terminal, but only the parent handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
-        os.kill(os.getpid(), signal.SIGTERM)  # which saves what was finished
+        os.kill(os.getpid(), signal.SIGTERM)  # the handler saves finished rounds
         time.sleep(GRACE)
         os._exit(1)
 
@@ -116,7 +116,7 @@ def follow(parent: int) -> None:
 
 
 def end(processes: Sequence[BaseProcess]) -> None:
-    """Stop these workers; each saves what it has finished."""
+    """Stop these workers. Each saves its finished rounds."""
     for process in processes:
         process.terminate()
     latest = time.monotonic() + GRACE

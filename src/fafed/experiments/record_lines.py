@@ -16,17 +16,17 @@ def to_line(record: Record) -> bytes:
 
 
 class Lines(NamedTuple):
-    """What a file of records holds."""
+    """The content of a file of records."""
 
-    records: list[Record]  # from round 1 on, as far as they are whole and follow each other
+    records: list[Record]  # from round 1 on, up to the first damaged or missing one
     raw: list[bytes]  # their lines
-    there: int  # how many lines there are, whole or not
-    wrong: str | None = None  # what is wrong with the line behind them, if there is one
-    torn: bool = False  # a kill has cut the last one short: it does not count as a line
+    there: int  # the number of lines, damaged ones included
+    wrong: str | None = None  # what is wrong with the line after them, if there is one
+    torn: bool = False  # a kill has cut the last line short; it is not counted
 
 
 def read(path: Path) -> Lines:
-    """All of it, as far as it is whole."""
+    """The whole file, up to the first damaged line."""
     *lines, rest = path.read_bytes().split(b"\n") if path.is_file() else [b""]
     records: list[Record] = []
     sums = False
@@ -42,7 +42,7 @@ def read(path: Path) -> Lines:
 
 
 def last(path: Path) -> Record | None:
-    """The last one that is whole, without a look at the others: a run is watched by it."""
+    """The last undamaged record, without reading the earlier ones. Progress displays use it."""
     *lines, _ = path.read_bytes().split(b"\n") if path.is_file() else [b""]
     return _parsed(lines[-1], len(lines), False)[0] if lines else None
 

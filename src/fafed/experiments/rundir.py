@@ -1,15 +1,15 @@
-"""A run's directory: everything that a run leaves behind, and what it needs to go on.
+"""A run's directory: everything that a run writes, and what it needs to resume.
 
     experiment.toml    the configuration
     environment.json   versions, git revision, threads, engine
     clients.json       clients x classes, for the report
     records.jsonl      one line per round, appended
     checkpoints/       the last states
-    before-1/          records and checkpoints that were moved out of the way by --again
+    before-1/          records and checkpoints that --again has moved aside
 
-A record is written before its round's checkpoint: records beyond the newest usable checkpoint
-belong to rounds that were cut short, and are made again when the run goes on. A checkpoint beyond
-the records is a sign of damage. Where the run cannot go on, it is refused and nothing is changed.
+A record is written before its round's checkpoint. Records after the newest usable checkpoint belong
+to interrupted rounds, which are repeated when the run resumes. A checkpoint after the last record
+is a sign of damage. If the run cannot resume, it is refused and nothing is changed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger("fafed")
 
 
 class Busy(FafedError):
-    """Another process works in the run directory."""
+    """Another process uses the run directory."""
 
 
 class RunDir:
@@ -46,7 +46,7 @@ class RunDir:
 
     @classmethod
     def for_experiment(cls, experiment: Experiment, root: Path) -> RunDir:
-        """Where this experiment's run lives: the same experiment, the same place."""
+        """The directory of this experiment's run. The same experiment has the same directory."""
         return cls(root / experiment.name / experiment.label)
 
     @property
@@ -71,8 +71,8 @@ class RunDir:
             raise ConfigError(f"{path}: {told}. Set it back, or restore it") from cause
 
     def records(self) -> list[Record]:
-        """The rounds so far; a line cut short by a kill is left out."""
-        newest = self._newest()  # looked up first: a run that is under way writes it last
+        """The records so far, without a line that a kill has cut short."""
+        newest = self._newest()  # read this first: a running run writes it last
         lines = read(self._records)
         if lines.wrong:
             raise Damaged(f"{self._records}, {lines.wrong}: the file is damaged. {self._cure()}")
@@ -84,7 +84,7 @@ class RunDir:
         return lines.records
 
     def round(self) -> int:
-        """Rounds finished, by the last line."""
+        """The number of finished rounds, from the last line."""
         last = self.last()
         return last.round if last else 0
 
@@ -98,9 +98,9 @@ class RunDir:
             ) from error
 
     def finished(self) -> bool:
-        """The last record is there, and its checkpoint (unless all were thrown away): a run may
-        be killed between the two. A damaged run is not finished: to go on mends it, or says why
-        that cannot be."""
+        """Whether the last record and its checkpoint exist. A run may be killed between the two.
+        (All checkpoints may have been deleted.) A damaged run is not finished: resuming repairs it,
+        or says why it cannot."""
         newest = self._newest()
         try:
             if not self.exists or self.round() < (rounds := self.experiment().rounds):
@@ -110,7 +110,7 @@ class RunDir:
         return not newest or newest >= rounds
 
     def _newest(self) -> int:
-        """The round of the newest checkpoint, whole or not."""
+        """The round of the newest checkpoint, damaged or not."""
         names = (path.stem for path in self.checkpoints.glob("round-*.safetensors"))
         return max((int(name[6:]) for name in names if name[6:].isdecimal()), default=0)
 
@@ -125,12 +125,12 @@ class RunDir:
         )
 
     def failure(self) -> str | None:
-        """Why the run cannot go on, if it diverged."""
+        """The error that ended the run, if it diverged."""
         path = self.path / "failure.txt"
         return path.read_text("utf-8", "replace") if path.is_file() else None
 
     def data(self) -> RunData:
-        """What a report is made from. Raises `Damaged`, or what else is wrong with a file."""
+        """The data for a report. Raises `Damaged`, or another error about a file."""
         experiment, environment = self.experiment(), self.json("environment.json")
         if environment.get("digest") not in (None, experiment.digest):
             raise Damaged(
@@ -140,7 +140,7 @@ class RunDir:
             )
         clients = self.json("clients.json")
         rows = [record.to_dict() for record in self.records()]
-        if any(row["train"] for row in rows):  # better than the clients' own
+        if any(row["train"] for row in rows):  # better than the clients' own losses
             for row in rows:
                 row["train_loss"] = row["train"].get("loss")
         return RunData(
@@ -155,7 +155,7 @@ class RunDir:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the directory; a second process is refused. The lock dies with its process."""
+        """Lock the directory. A second process is refused. The lock ends with its process."""
         files.make_folder(self.path)
         lock = FileLock(self.path / ".lock")
         try:
@@ -170,7 +170,7 @@ class RunDir:
             lock.release()
 
     def json(self, name: str, cure: str | None = None) -> dict[str, Any]:
-        """The content of a file that `write_json` has written; empty if there is none."""
+        """The content of a file that `write_json` has written; empty without a file."""
         path = self.path / name
         try:
             return files.unsealed(json.loads(path.read_bytes())) if path.is_file() else {}
@@ -198,7 +198,7 @@ class RunDir:
         files.write(self.path / name, [text.encode()], private=private)
 
     def set_aside(self) -> None:
-        """Move records and checkpoints into a folder of their own: the run begins anew."""
+        """Move records and checkpoints to a folder of their own. The run starts over."""
         there = [self._records, self.checkpoints, self.path / "failure.txt"]
         if not any(path.exists() for path in there):
             return

@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM while a run goes on: what was finished is saved first.
+"""Ctrl-C and SIGTERM during a run: finished rounds are saved first.
 
-The first signal gives up the round under way where that can be undone, and waits for its end where
-it cannot. A second one does not wait. Nothing interrupts what is being saved. The signal is then
-delivered again, to whoever handled it before.
+The first signal discards the current round if that is possible. Otherwise it waits for the end of
+the round. A second signal does not wait. No signal interrupts saving. Then the signal is delivered
+again, to its previous handler.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopping:
-    """Use as a context around a run."""
+    """A context manager around a run."""
 
     def __init__(self) -> None:
         self.asked: int | None = None  # the signal that came
-        self.abrupt = False  # a second one came: the round was cut off anywhere
+        self.abrupt = False  # a second signal came: the round stopped at any point
         self.saving = False
-        self.at_once: Callable[[], bool] = lambda: True  # whether the first one may interrupt now
+        self.at_once: Callable[[], bool] = lambda: True  # may the first signal interrupt now?
         self.before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # others get no signals
+        if threading.current_thread() is threading.main_thread():  # other threads get no signals
             for number in SIGNALS:
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self.before[number] = signal.signal(number, self._note)
@@ -43,8 +43,8 @@ class Stopping:
             raise KeyboardInterrupt
 
     def check(self) -> None:
-        """Between two rounds. Python drops an exception of a signal that comes while an object is
-        being cleaned up, so it is not enough to raise one."""
+        """Call this between two rounds. Raising in the signal handler is not enough: Python drops
+        the exception if the signal comes while an object is being cleaned up."""
         if self.asked is not None:
             raise KeyboardInterrupt
 

@@ -1,7 +1,7 @@
 """One experiment on the ranks that torchrun has started.
 
-Rank 0 reads, writes, measures and speaks, in an ordinary run directory; the others compute for the
-clients that they host. What the two functions below say to each other must stay in step.
+Rank 0 reads, writes, evaluates and prints, in an ordinary run directory. The other ranks compute
+the clients that they host. The two functions below exchange messages in the same order.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def lead(
 
 
 def take_part(ranks: Ranks) -> None:
-    """Any other rank, until the run is finished or stopped."""
+    """Any other rank: compute until the run is finished or stopped."""
     logging.getLogger("fafed").setLevel(logging.ERROR)  # rank 0 warns
     plan: Plan | None = ranks.tell()
     if plan is None:  # there is nothing to do
@@ -63,7 +63,7 @@ def take_part(ranks: Ranks) -> None:
     run = prepare(experiment, plan["engine"], ranks, workers=workers).run
     checkpoint.share(run)
     with Stopping() as stopping:
-        stopping.at_once = lambda: False  # rank 0 saves after the round, with the help of all
+        stopping.at_once = lambda: False  # rank 0 saves after the round, and needs all ranks for it
         for record in run:
             leave = agreed(run, stopping)
             if leave or due(record, experiment):

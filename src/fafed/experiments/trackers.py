@@ -36,8 +36,8 @@ class TensorBoard:
         _need("tensorboard", "tensorboard")
         tensorboard: Any = importlib.import_module("torch.utils.tensorboard")
         self.writer = tensorboard.SummaryWriter(Path(folder) / name)
-        # Not writer.add_hparams: it writes a second event file, and once there is a newer file
-        # TensorBoard no longer follows the older one, in which the scalars arrive.
+        # Not writer.add_hparams: it writes a second event file. TensorBoard then follows only the
+        # newer file, but the scalars are in the older one.
         for summary in tensorboard.summary.hparams(_parameters(config), {}):
             self.writer.file_writer.add_summary(summary)
 
@@ -50,7 +50,7 @@ class TensorBoard:
 
 
 class MLflow:
-    """A run in the MLflow experiment that is named like ours, on the server or store at a URI."""
+    """A run in the MLflow experiment of the same name, on the server or store at a URI."""
 
     def __init__(self, uri: str, name: str, config: Mapping[str, object]) -> None:
         _need("mlflow", "mlflow")
@@ -60,14 +60,14 @@ class MLflow:
             Param,
         )
 
-        # The client rather than mlflow.start_run: a run of the user's own may be active.
+        # The client rather than mlflow.start_run: the user may have an active run.
         self.client, self.metric = MlflowClient(tracking_uri=uri), Metric
         title = str(config.get("name", "fafed"))
         known = self.client.get_experiment_by_name(title)
         experiment = known.experiment_id if known else self.client.create_experiment(title)
         self.run = self.client.create_run(experiment, run_name=name).info.run_id
         parameters = [Param(key, show(value)) for key, value in _parameters(config).items()]
-        for start in range(0, len(parameters), 100):  # a request takes no more
+        for start in range(0, len(parameters), 100):  # the limit of one request
             self.client.log_batch(self.run, params=parameters[start : start + 100])
 
     def record(self, record: Record) -> None:
@@ -84,7 +84,7 @@ class WandB:
 
     def __init__(self, project: str, name: str, config: Mapping[str, object]) -> None:
         wandb = _need("wandb", "wandb")
-        # create_new: a run of the user's own may be active.
+        # create_new: the user may have an active run.
         self.run = wandb.init(project=project, name=name, config=dict(config), reinit="create_new")
 
     def record(self, record: Record) -> None:
@@ -119,11 +119,11 @@ def _need(module: str, extra: str) -> Any:
 
 
 def _numbers(record: Record) -> dict[str, float]:
-    """The flat record without what was not measured."""
+    """The flat record without missing values."""
     return {name: value for name, value in record.flat().items() if value is not None}
 
 
 def _parameters(config: Mapping[str, object]) -> dict[str, object]:
-    """The flat config with values that every tracker takes."""
+    """The flat config, with values that every tracker accepts."""
     plain = (bool, int, float, str)
     return {k: v if isinstance(v, plain) else show(v) for k, v in flatten(config).items()}

@@ -1,13 +1,13 @@
 """Search for good hyper-parameters with Optuna.
 
-Every trial is an ordinary run in its own directory, so trials resume, and appear in reports. The
-study lives in a database (SQLite beside the runs unless another address is given), so several
-processes or machines can share it.
+Every trial is an ordinary run in its own directory. So trials can be resumed, and appear in
+reports. The study is in a database (SQLite beside the runs unless another address is given). So
+several processes or machines can share it.
 
-The rule that ranks trials never looks at the test set: "train_loss" is the last training loss of
-the server's model (where that is not measured, the clients' own over the last tenth of the rounds);
-"validation" is the last validation accuracy (loss, if there is no accuracy) on data held out from
-the training set.
+The rule that ranks trials never uses the test set. "train_loss" is the last training loss of the
+server's model, or, if that is not evaluated, the mean of the clients' losses over the last tenth of
+the rounds. "validation" is the last validation accuracy (or loss, if there is no accuracy) on data
+held out from the training set.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _ETA = [0.001, 0.01, 0.02, 0.05, 0.1]
 _ETA_G = [10**-1.5, 10**-2.0, 10**-2.5]
 _BETA = [0.1, 0.9]
 
-# The paper's grids for images; an experiment's [search.NAME] table takes their place.
+# The paper's grids for images. An experiment's [search.NAME] table replaces them.
 GRIDS: dict[str, dict[str, list[Any]]] = {
     "fedavg": {"eta": _ETA},
     "scaffold": {"eta": _ETA},
@@ -79,7 +79,7 @@ def _explained(rule: Rule, direction: Direction) -> str:
 
 
 def score(records: Sequence[Record], rule: Rule) -> float:
-    """What a trial is ranked by."""
+    """The number that ranks a trial."""
     if rule == "train_loss":
         measured = [r.train["loss"] for r in records if r.train]
         if measured:
@@ -108,7 +108,7 @@ def tune(
     jobs: int = 1,
     on_trial: Callable[[StudyData], None] | None = None,
 ) -> StudyData:
-    """Search, or go on with a search that was stopped; returns the study so far."""
+    """Search, or continue a search that was stopped. Return the study so far."""
     choices = space(experiment, algorithm)
     size = math.prod(len(values) for values in choices.values())
     wanted = min(trials or size, size) if sampler == "grid" else (trials or size)
@@ -169,9 +169,9 @@ def best(study: StudyData) -> Mapping[str, Any]:
 
 
 class SearchPlan(NamedTuple):
-    """What a worker needs; plain values, so that it can be sent to another process."""
+    """What a worker needs: plain values that can be sent to another process."""
 
-    name: str  # of the study: another experiment or grid is another study
+    name: str  # of the study; every experiment and grid has its own study
     experiment: dict[str, Any]
     algorithm: str
     choices: dict[str, list[Any]]
@@ -188,7 +188,7 @@ class SearchPlan(NamedTuple):
 
 def _study(plan: SearchPlan) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    # The points of a grid are put into the queue: nothing is left to sample.
+    # All points of a grid are in the queue, so nothing is sampled.
     samplers = {"grid": optuna.samplers.RandomSampler, "tpe": optuna.samplers.TPESampler}
     sampler: optuna.samplers.BaseSampler = samplers[plan.sampler](seed=0)
     pruner = optuna.pruners.MedianPruner() if plan.prune else optuna.pruners.NopPruner()
@@ -207,7 +207,7 @@ def _study(plan: SearchPlan) -> optuna.Study:
 
 
 def _enqueue(study: optuna.Study, choices: Mapping[str, list[Any]], wanted: int) -> None:
-    """Put the points of the grid that nobody has taken yet into the study's queue, in order."""
+    """Put the points of the grid that no worker has taken into the study's queue, in order."""
     alive = [t for t in study.get_trials(deepcopy=False) if t.state is not TrialState.FAIL]
     taken = [t.system_attrs.get("fixed_params", t.params) for t in alive]
     for values in list(itertools.product(*choices.values()))[:wanted]:
@@ -217,7 +217,7 @@ def _enqueue(study: optuna.Study, choices: Mapping[str, list[Any]], wanted: int)
 
 
 def _search(plan: SearchPlan) -> None:
-    """In a worker: trials until the queue is empty (grid) or there are as many as wanted."""
+    """In a worker: make trials until the queue is empty (grid) or there are enough."""
     follow(plan.parent)
     study = _study(plan)
     while (trial := _next(study, plan)) is not None:
@@ -228,7 +228,7 @@ def _search(plan: SearchPlan) -> None:
 
 
 def _next(study: optuna.Study, plan: SearchPlan) -> optuna.Trial | None:
-    # SQLite has no row locks: without ours, two workers could be handed the same point
+    # SQLite has no row locks: without our lock, two workers could get the same point
     with FileLock(Path(plan.folder) / ".next.lock"):
         if plan.sampler == "grid":
             left = bool(study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
@@ -245,7 +245,7 @@ def _trial(plan: SearchPlan, trial: optuna.Trial) -> float:
     experiment = Experiment.from_dict(plan.experiment).with_algorithm(plan.algorithm, **settings)
     place = RunDir.for_experiment(experiment, Path(plan.folder))
     records: list[Record] = []
-    with contextlib.suppress(Damaged):  # to go on mends it, or says why that cannot be
+    with contextlib.suppress(Damaged):  # resuming repairs it, or says why it cannot
         records += place.records()
 
     def look(record: Record) -> None:
@@ -270,12 +270,12 @@ def _trial(plan: SearchPlan, trial: optuna.Trial) -> float:
 
 def _validation_direction(experiment: Experiment) -> Direction:
     known = DATASETS.get(experiment.data.name or "")
-    text = known is not None and known.text  # of which the loss alone is measured
+    text = known is not None and known.text  # a text has only a loss
     return "maximize" if "accuracy" in experiment.metrics and not text else "minimize"
 
 
 def _forget_interrupted(study: optuna.Study) -> None:
-    """A killed worker leaves its trial 'running' for ever, which would block its point."""
+    """Drop trials of killed workers. They stay 'running' for ever and block their points."""
     for trial in study.get_trials(states=(TrialState.RUNNING,)):
         study.tell(trial.number, state=TrialState.FAIL)
 

@@ -1,1 +1,4 @@
-"""Small networks in C: compiled on first use, absent where there is no compiler."""
+"""Code for speed alone: C files, compiled on first use, and memory.
+
+Without a compiler torch computes the same.
+"""

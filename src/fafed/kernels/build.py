@@ -1,4 +1,4 @@
-"""The C files as a library for this machine: compiled once, then kept in the cache folder."""
+"""Compile the C files for this machine, once. The library stays in the cache folder."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _found: dict[tuple[str, torch.dtype], ctypes.CDLL | str] = {}
 
 
 class NoCompiler(Exception):
-    """Why there is no library here."""
+    """There is no library. The message says why."""
 
 
 def library(dtype: torch.dtype) -> ctypes.CDLL:
-    """For numbers of this type; the first call on a machine takes a second or two."""
+    """The library for numbers of this type. The first call on a machine takes a second or two."""
     compiler = os.environ.get("CC") or "cc"
     with _lock:
         if (compiler, dtype) not in _found:
@@ -56,14 +56,14 @@ def available(dtype: torch.dtype) -> bool:
 
 def _library(compiler: list[str], double: bool) -> ctypes.CDLL:
     flags = [*FLAGS, *(["-DDOUBLE"] if double else [])]
-    # what the compiler says of the machine: a home folder may be shared by different ones
+    # the compiler's description of the machine: different machines may share a home folder
     machine = _call([*compiler, *flags, "-dM", "-E", "-x", "c", os.devnull])
     code = b"".join(file.read_bytes() for file in (*HEADERS, *SOURCES))
     key = hashlib.sha256(machine + code + " ".join(flags).encode()).hexdigest()
     folder = Path(platformdirs.user_cache_dir("fafed"), "native")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:  # no home to write to: for this process alone
+    except OSError:  # the cache folder is not writable: compile for this process alone
         folder = Path(tempfile.mkdtemp(prefix="fafed-"))
     whole = [path for path in folder.glob(f"{key[:32]}-*.so") if _whole(path)]
     path = whole[0] if whole else _compiled(compiler, flags, folder, key[:32])
@@ -71,7 +71,7 @@ def _library(compiler: list[str], double: bool) -> ctypes.CDLL:
 
 
 def _compiled(compiler: list[str], flags: list[str], folder: Path, key: str) -> Path:
-    """A new library, under a name that says what is in it."""
+    """Compile a new library. Its name contains a hash of its content."""
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         new = Path(scratch, "fafed.so")
         _call([*compiler, *flags, *map(str, SOURCES), "-o", str(new), "-lm"])
@@ -91,8 +91,8 @@ def _digest(path: Path) -> str:
 
 
 def _whole(path: Path) -> bool:
-    """Whether a library is as it was made. One that is not is removed: to load a file that was cut
-    short, by a full disk or a power cut, may end the process."""
+    """Whether a library is undamaged. A damaged one is removed: a full disk or a power cut may have
+    cut it short, and loading it could end the process."""
     try:
         if path.stem.endswith(f"-{_digest(path)}"):
             return True

@@ -1,14 +1,15 @@
-/* Local steps of several clients, one client after another, so that its vectors stay in the cache. A
-   gradient is never whole: the vector moves block by block as it is made. */
+/* All local steps of one client, then those of the next, so that the vectors of a client stay in the
+   cache. The gradient is never stored as a whole: each block of the vector is updated as soon as its
+   gradient is known. */
 
 #include "network.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { BLOCK = 16384 }; /* numbers of a gradient that are made before they are used */
+enum { BLOCK = 16384 }; /* numbers of a gradient that are computed before they are used */
 
-/* Rows of a layer that are done at a time. */
+/* Rows of a layer that are computed at a time. */
 static int64_t rows_at_once(const layer *l) {
     const int64_t rows = BLOCK / row_of(l), tile = tile_of(l);
     const int64_t most = rows >= tile ? rows / tile * tile : rows > 1 ? rows : 1;
@@ -24,21 +25,22 @@ static int64_t largest_block(const layer *layers, int32_t n) {
     return most;
 }
 
-/* A room of one of two networks, in whole vectors: a room begins where an int64 may stand. */
+/* The workspace ("room") of one of two networks, in whole vectors, so that each is aligned for int64. */
 static int64_t own_room(const layer *layers, int32_t n, int64_t b) {
     return (room(layers, n, b) + LANES - 1) / LANES * LANES;
 }
 
-/* Numbers that `sgd_steps` (one network) or `storm_steps` (two) needs; zeros before the first use. */
+/* Numbers in the workspace of `sgd_steps` (one network) or `storm_steps` (two). It must hold zeros
+   before its first use. */
 int64_t walk_room(const layer *layers, int32_t n, int64_t b, int32_t networks) {
     return networks * (own_room(layers, n, b) + largest_block(layers, n) + GAP);
 }
 
-/* Each stretch of the vector, with the gradients of the networks there. */
-typedef void update(void *walk, int64_t at, int64_t count, const real *g, const real *old);
+/* Updates one block of the vector, given the gradients of the networks there. */
+typedef void update(void *step, int64_t at, int64_t count, const real *g, const real *old);
 
 static void everywhere(const network *w, const network *other, real *block, update *move,
-                       void *walk) {
+                       void *step) {
     real *beside = block + largest_block(w->layers, w->n) + GAP;
     keep_off(beside - GAP);
     for (int i = 0; i < w->n; i++) {
@@ -49,8 +51,8 @@ static void everywhere(const network *w, const network *other, real *block, upda
             const int64_t count = (to - from) * row;
             gradient_of(w, i, from, to, block, block + count);
             if (other) gradient_of(other, i, from, to, beside, beside + count);
-            move(walk, l->weights + from * row, count, block, beside);
-            if (l->biases >= 0) move(walk, l->biases + from, to - from, block + count, beside + count);
+            move(step, l->weights + from * row, count, block, beside);
+            if (l->biases >= 0) move(step, l->biases + from, to - from, block + count, beside + count);
         }
     }
 }
@@ -71,9 +73,9 @@ static void corrected_move(int64_t count, real rate, const real *restrict g, con
     for (int64_t p = 0; p < count; p++) x[p] -= rate * (g[p] + c[p]);
 }
 
-static void plain_move(void *walk, int64_t at, int64_t count, const real *restrict g,
+static void plain_move(void *step, int64_t at, int64_t count, const real *restrict g,
                        const real *old) {
-    const plain_step *s = walk;
+    const plain_step *s = step;
     const real rate = s->rate;
     real *restrict x = s->x + at;
     (void)old;
@@ -83,7 +85,8 @@ static void plain_move(void *walk, int64_t at, int64_t count, const real *restri
         for (int64_t p = 0; p < count; p++) x[p] -= rate * g[p];
 }
 
-/* Clients from x to out. Batches are rows of a pool, (clients, steps, b); returns what `wrong` does. */
+/* Makes all steps of the clients, from x to out. Batches are rows of a pool, (clients, steps, b).
+   Returns the same as `wrong`. */
 int64_t sgd_steps(const layer *layers, int32_t n, int64_t clients, int64_t steps, int64_t b, int64_t d,
                 const double *rates, const real *pool, const int64_t *rows, const int64_t *targets,
                 const real *x, int64_t x_stride, const real *correction, int64_t correction_stride,
@@ -108,8 +111,8 @@ int64_t sgd_steps(const layer *layers, int32_t n, int64_t clients, int64_t steps
 /* --- m = g + keep (m - old), v = beta v + (1 - beta) g^2, x - rate m / A ------------------------- */
 
 typedef struct {
-    const real *x, *inverse; /* 1 / A; none: 1 */
-    real *next, *m, *v; /* v: none is collected */
+    const real *x, *inverse; /* 1 / A; null: 1 */
+    real *next, *m, *v; /* v null: v is not updated */
     real rate, keep, beta, fresh;
 } tracked_step;
 
@@ -134,8 +137,8 @@ static void adaptive_move(int64_t count, const tracked_step *s, const real *rest
     }
 }
 
-static void tracked_move(void *walk, int64_t at, int64_t count, const real *g, const real *old) {
-    const tracked_step *s = walk;
+static void tracked_move(void *step, int64_t at, int64_t count, const real *g, const real *old) {
+    const tracked_step *s = step;
     if (s->v)
         adaptive_move(count, s, g, old, s->x + at, s->next + at, s->m + at, s->v + at,
                       s->inverse + at);
@@ -143,8 +146,8 @@ static void tracked_move(void *walk, int64_t at, int64_t count, const real *g, c
         estimated_move(count, s, g, old, s->x + at, s->next + at, s->m + at);
 }
 
-/* Clients from (x, before, m, v) to out_...; x need not be kept: a stride of 0 is one place for all.
-   Either both v and inverse are there, or neither. */
+/* Makes all steps of the clients, from (x, before, m, v) to out_... With a stride of 0 all clients
+   write x to the same memory: it is not kept. v and inverse are both null, or neither is. */
 int64_t storm_steps(const layer *layers, int32_t n, int64_t clients, int64_t steps, int64_t b, int64_t d,
               const double *rates, const real *pool, const int64_t *rows, const int64_t *targets,
               const double *keeps, double beta, const real *inverse, const real *x, int64_t x_stride,
@@ -160,7 +163,7 @@ int64_t storm_steps(const layer *layers, int32_t n, int64_t clients, int64_t ste
     arrange(&there, layers, n, b, space + each);
     real *block = space + 2 * each;
     for (int64_t i = 0; i < clients; i++) {
-        /* each step they change places, and at the end they are where they should be */
+        /* the two change places in each step, so that the last step ends in out_x */
         real *now = steps % 2 ? out_before : out_x, *old = steps % 2 ? out_x : out_before;
         memcpy(now, x, bytes), memcpy(old, before, bytes), memcpy(out_m, m, bytes);
         if (v) memcpy(out_v, v, bytes);

@@ -34,7 +34,7 @@ enum { LANES = BYTES / sizeof(real) };
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 
-/* Between the parts of one allocation, tests have stretches that no one may touch. */
+/* In tests there are gaps between the parts of one allocation, which no code may touch. */
 #ifdef POISON
 #include <sanitizer/asan_interface.h>
 enum { GAP = 16 * LANES };

@@ -1,10 +1,9 @@
-"""Keep the memory that is given back, and return it now and then.
+"""Keep freed memory in the process, and return it to the system when memory is short.
 
-Large tensors come and go with every gradient. By default the C library returns such memory to the
-system at once, and asking for it again costs a page fault for every 4 KB: a quarter of the time
-of a gradient of a language model. After `keep_memory` freed memory stays with the process. With
-large models it then falls to pieces that fit nothing, which `return_memory` gives back when the
-machine gets short of memory.
+Every gradient allocates and frees large tensors. By default the C library returns this memory to
+the system at once. Getting it back costs a page fault for every 4 KB: a quarter of the time of a
+language model's gradient. After `keep_freed_memory` freed memory stays with the process. With large
+models it becomes fragmented. `return_memory` gives it back when the machine is short of memory.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-LIMITS = (  # of a container, in both versions of control groups; not there, or "max": none
+LIMITS = (  # of a container, in both versions of control groups; absent or "max": no limit
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
@@ -23,10 +22,11 @@ _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # of mallopt(3)
 
 
 def keep_freed_memory() -> bool:
-    """For this process, from now on; True if the system lets us (Linux with glibc).
+    """Keep freed memory in this process from now on. True if the system supports it (Linux with
+    glibc).
 
-    The command line does so; in your own program it is your decision, since memory that was once
-    used is then not returned before the end.
+    The command line does this. In your own program you decide: memory that was used once is not
+    returned before the end of the process.
     """
     done = [
         call("mallopt", _MMAP_MAX, 0),
@@ -37,23 +37,23 @@ def keep_freed_memory() -> bool:
 
 
 def return_memory() -> None:
-    """All that is free at this moment, if this process could not become twice as large.
+    """Return all free memory to the system, but only if the process could not double in size.
 
-    It takes milliseconds, and page faults when the memory is used again: done after each client, a
-    quarter of the time of a large language model with few local steps.
+    This takes milliseconds, and page faults when the memory is used again. If done after each
+    client, it takes a quarter of the time of a large language model with few local steps.
     """
     if sys.platform == "linux" and room() < resident():
         call("malloc_trim", 0)
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory, without files."""
+    """Bytes of memory that this process uses, without mapped files."""
     _, pages, shared, *_ = Path("/proc/self/statm").read_text().split()
     return (int(pages) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
 
 def room() -> int:
-    """Bytes that the machine has left for this process, or the container if that is less."""
+    """Bytes that the machine, or the container if that is less, has left for this process."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     rooms = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
     for file in LIMITS:
@@ -63,7 +63,7 @@ def room() -> int:
 
 
 def call(name: str, *arguments: int) -> int:
-    """A function of the GNU C library; 0, and nothing happens, with another one."""
+    """Call a function of the GNU C library. With another C library, do nothing and return 0."""
     if sys.platform != "linux":
         return 0
     try:

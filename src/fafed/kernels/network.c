@@ -1,13 +1,13 @@
 /* Gradients of small feed-forward networks under a cross-entropy, for several clients in one call.
 
-   A network is a list of layers: a convolution with a 2 x 2 max-pool or a matrix, then nothing, tanh
-   or relu. All of its arithmetic is two loops, `dots` (rows times rows) and `mixes` (rows as sums of
-   rows). A convolution never copies patches: the input is read flat, and a patch's corner (i, j) is
-   the same stretch i * width + j further on; what this computes across the right edge is not used.
-   On the way back three of four gradients before a pool are zero. Where a row of a patch with its
-   channels last fills a vector, only the others are visited (`sparse`).
+   A network is a list of layers. A layer is a convolution with a 2 x 2 max-pool, or a matrix, then
+   nothing, tanh or relu. Two loops do all of the arithmetic: `dots` (rows times rows) and `mixes`
+   (rows as sums of rows). A convolution never copies patches. It reads the input as one flat array,
+   and the corner (i, j) of a patch is the same array i * width + j further on. Results across the
+   right edge are not used. On the way back three of four gradients before a pool are zero. If a row
+   of a patch with its channels last fills a vector, only the nonzero gradients are visited (`sparse`).
 
-   Compiled for this machine on first use by fafed.kernels.build; in float32, or in float64 with DOUBLE. */
+   fafed.kernels.build compiles this file on first use: in float32, or in float64 with DOUBLE. */
 
 #include "network.h"
 
@@ -76,7 +76,7 @@ INLINE void dots_tile(const int m, const int n, int64_t length, int64_t parts, c
                 UNROLL for (int j = 0; j < n; j++) sum[i][j] += left * right[j];
             }
         }
-        if (rest) { /* the last vector reaches back over lanes that were counted */
+        if (rest) { /* the last vector overlaps lanes that were counted already */
             const int64_t p = length - LANES;
             UNROLL for (int i = 0; i < m; i++) {
                 const vec left = load(a + i * a_row + p) * mask;
@@ -171,7 +171,7 @@ static void mixes(int64_t m, int64_t length, int64_t terms, const real *w, int64
         int64_t p = 0;
         for (; p + MIX_WIDTH * LANES <= length; p += MIX_WIDTH * LANES) MIXES_OF(MIX_WIDTH)
         for (; p + LANES <= length; p += LANES) MIXES_OF(1)
-        if (p < length) { /* the last vector does some numbers again */
+        if (p < length) { /* the last vector computes some numbers again */
             p = length - LANES;
             MIXES_OF(1)
         }
@@ -241,7 +241,7 @@ static real sum_of(const real *a, int64_t n) {
 
 /* --- activations ----------------------------------------------------------------------------- */
 
-/* (e^2x - 1) / (e^2x + 1), without cancellation. What is not a number is left as it is. */
+/* (e^2x - 1) / (e^2x + 1), without cancellation. NaN stays NaN. */
 INLINE real tanh_of(real x) {
     const real above = x > -20 ? x : -20, inside = above < 20 ? above : 20;
     real r;

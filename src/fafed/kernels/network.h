@@ -1,4 +1,4 @@
-/* Networks as network.c computes them, for whoever makes steps with their gradients. */
+/* The functions of network.c, for code that makes steps with their gradients. */
 
 #ifndef FAFED_NETWORK
 #define FAFED_NETWORK
@@ -15,7 +15,7 @@ typedef struct {
     int64_t weights, biases; /* where they are in the vector; biases < 0: none */
 } layer;
 
-/* Where a layer works. Offsets are in numbers from the start of the room. */
+/* The parts of a layer's workspace ("room"). Offsets count numbers from the start of the workspace. */
 typedef struct {
     int64_t in; /* padded input, all examples */
     int64_t wide; /* a convolution's output before the pool, one example */
@@ -30,7 +30,7 @@ typedef struct {
     int64_t offsets; /* of rows that are read, as int64 */
 } place;
 
-/* A network at work on one piece of a batch: the batch at one vector, ready for gradients. */
+/* A network and one piece of a batch at one vector, after the forward pass. */
 typedef struct {
     const layer *layers;
     int32_t n;
@@ -45,10 +45,10 @@ int64_t room(const layer *layers, int32_t n, int64_t b);
 
 void arrange(network *w, const layer *layers, int32_t n, int64_t b, real *room);
 
-/* 0, or 1 + the place of the first target that is no class. */
+/* 0, or 1 + the index of the first target that is not a class. */
 int64_t wrong(const layer *layers, int32_t n, int64_t count, const int64_t *targets);
 
-/* How many of them count. */
+/* How many targets count. */
 int64_t counted(int64_t b, const int64_t *targets);
 
 /* Forward and back at x. Inputs are b examples or, with `rows`, a pool and b rows of it. Returns the
@@ -59,7 +59,7 @@ double ready(network *w, const real *x, int64_t b, const real *inputs, const int
 /* Numbers in a row of a layer's weights. */
 int64_t row_of(const layer *l);
 
-/* Rows of a layer's gradient that are best made together. */
+/* Rows of a layer's gradient that are best computed together. */
 int64_t tile_of(const layer *l);
 
 /* The gradient of layer i's weights and biases, rows from .. to - 1. */

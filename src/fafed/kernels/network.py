@@ -1,10 +1,11 @@
-"""Gradients of small feed-forward networks, for several clients in one call of network.c, and whole
-walks of local steps with them (walks.c).
+"""Small feed-forward networks in C: gradients for several clients in one call (network.c), and all
+local steps of a client in one call (fused_steps.c).
 
-For a network of a few thousand parameters most of the time of a gradient in torch goes into
-anything but arithmetic: operators, graphs, allocation, max-pooling. Here a plain `nn.Sequential`
-of Conv2d + MaxPool2d(2), Linear, Tanh, ReLU and Flatten under a cross-entropy is one loop in C on
-one flat vector per client. The result is autograd's up to rounding, ties in a pool included.
+In torch a gradient of a network with a few thousand parameters spends most of its time on other
+things than arithmetic: operators, graphs, allocation, max-pooling. Here one loop in C on one flat
+vector per client computes it. This works for a plain `nn.Sequential` of Conv2d + MaxPool2d(2),
+Linear, Tanh, ReLU and Flatten under a cross-entropy. The result is autograd's up to rounding, also
+for ties in a pool.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from fafed.core.batch import Picked
 from fafed.kernels import build
 from fafed.kernels.vmap_bridge import addresses, for_all_clients, packed, rows_of
 
-ROOM = 2**21  # numbers that a batch may occupy; larger batches are done in pieces
-ROOMS = 4  # of different shapes that a thread keeps
+ROOM = 2**21  # numbers in the workspace of a batch; larger batches are computed in pieces
+ROOMS = 4  # workspaces of different shapes that a thread keeps
 CONVOLUTION, MATRIX = range(2)
-LAYERS = 64  # at most; of network.h
+LAYERS = 64  # at most, as in network.h
 ACTIVATIONS: dict[type[nn.Module], int] = {nn.Tanh: 1, nn.ReLU: 2}
 
 
@@ -49,8 +50,8 @@ class Layer(ctypes.Structure):
 
 
 def recognised(module: nn.Module, loss: Any) -> Network | None:
-    """The network, if it is one that network.c can do; else None. Nothing of it may be other than
-    torch made it: neither the layers, nor their parameters, nor the code that runs them."""
+    """The network, if network.c supports it; else None. Layers, parameters and code must all be
+    torch's own, without any change."""
     if loss is not F.cross_entropy or not _from_torch(loss, F) or _hooked_globally():
         return None
     layers = _layers_of(module)
@@ -79,7 +80,7 @@ class Network:
         self._mine = threading.local()
 
     def takes(self, inputs: Tensor, targets: Tensor) -> bool:
-        """Whether a batch is of the kind network.c knows: images or vectors, class numbers."""
+        """Whether network.c supports such a batch: images or vectors, and class numbers."""
         images = isinstance(self.steps[0].module, nn.Conv2d)
         fits = inputs.ndim == 4 if images else self.flattens or inputs.ndim == 2
         classes = targets.ndim == 1 and targets.dtype == torch.int64
@@ -109,8 +110,8 @@ class Network:
     def stacked(
         self, x: Tensor, inputs: Tensor, targets: Tensor, pool: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The same as `gradient`, with a first dimension that runs over the clients; with a pool,
-        inputs are row numbers of it."""
+        """The same as `gradient`, with a first dimension that runs over the clients. With a pool,
+        inputs are row numbers of the pool."""
         n, b = targets.shape
         x = packed(x)
         inputs, targets = inputs.contiguous(), targets.contiguous()
@@ -133,8 +134,8 @@ class Network:
     def sgd_steps(
         self, x: Tensor, correction: Tensor, rates: Tensor, inputs: Picked, targets: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The steps of `Grad.sgd_steps` on batches (q, b) -> x and losses (q,). An empty
-        correction is none."""
+        """The steps of `Grad.sgd_steps` on batches (q, b) -> x and losses (q,). An empty vector
+        means no correction."""
 
         def of_all(x: Tensor, correction: Tensor, *batches: Tensor) -> tuple[Tensor, ...]:
             walk = _Walk(self, 1, rates, inputs.pool, *batches)
@@ -158,8 +159,8 @@ class Network:
         *,
         keep_x: bool,
     ) -> tuple[Tensor, ...]:
-        """The steps of `Grad.storm_steps` from (x, before, m, v) -> the same, and losses (q,).
-        With an empty inverse of A, A is 1 and v is left as it is."""
+        """The steps of `Grad.storm_steps` from (x, before, m, v) -> the same, and losses (q,). If
+        the inverse of A is empty, A is 1 and v does not change."""
 
         def of_all(*tensors: Tensor) -> tuple[Tensor, ...]:
             *point, rows, targets = tensors
@@ -180,14 +181,15 @@ class Network:
         return for_all_clients(of_all, *point, inputs.rows, targets)
 
     def _layout(self, shape: torch.Size) -> tuple[Any, int]:
-        """The layers for such examples, and how many examples fit into a room."""
+        """The layers for such examples, and how many examples fit into a workspace."""
         layers = list(_layers(self.steps, shape))
         array = (Layer * len(layers))(*layers)
         each = build.library(self.dtype).room(array, len(array), 1)
         return array, max(1, ROOM // each)
 
     def _work(self, shape: torch.Size, b: int, networks: int = 0) -> _Work:
-        """This thread's room for batches of this size, or for walks with so many networks."""
+        """This thread's workspace for batches of this size. `networks`: for local steps with one
+        or two networks."""
         works: dict[Any, _Work] = self._mine.__dict__.setdefault("works", {})
         if (shape, b, networks) not in works:
             if len(works) == ROOMS:
@@ -245,7 +247,7 @@ def _refuse(wrong: int, targets: Tensor) -> None:
 
 
 def _layers(steps: list[Step], shape: torch.Size) -> Iterable[Layer]:
-    """With the sizes that an example of this shape gives them."""
+    """The layers with their sizes for an example of this shape."""
     height, width = shape[-2:] if len(shape) == 3 else (0, 0)
     channels = shape[0] if shape else 0
     numbers, start = shape.numel(), 0
@@ -271,12 +273,12 @@ def _layers(steps: list[Step], shape: torch.Size) -> Iterable[Layer]:
 
 
 def _steps(layers: list[nn.Module]) -> list[Step] | None:
-    """(convolution, pool)* flatten? matrix+, with an activation after each, or None."""
+    """(convolution, pool)* flatten? matrix+, each with an optional activation; else None."""
     rest: deque[Any] = deque(layers)
     steps: list[Step] = []
     while rest and type(rest[0]) is nn.Conv2d:
         conv = rest.popleft()
-        # an increasing activation between convolution and pool may as well follow them
+        # an increasing activation gives the same result before and after a max-pool
         before = _activation(rest)
         if not _simple(conv) or not rest or not _halves(rest.popleft()):
             return None
@@ -323,7 +325,7 @@ def _halves(module: nn.Module) -> bool:
     )
 
 
-# Whether torch itself would run a module, and nothing else.
+# Whether a module runs torch's own code and no other.
 
 KNOWN = (nn.Linear, nn.Conv2d, nn.MaxPool2d, nn.Flatten, nn.Tanh, nn.ReLU)
 RUNS = ("forward", "__call__", "_call_impl", "_wrapped_call_impl", "__getattr__")  # a module
@@ -332,8 +334,8 @@ NEW = {"__doc__", "__init__", "__module__", "__annotations__"}  # what a subclas
 
 
 def _layers_of(module: nn.Module) -> list[nn.Module] | None:
-    """Those of a Sequential whose class adds nothing but names and a way to make it, or the layer
-    itself."""
+    """The layers of a Sequential, or the layer itself. A subclass may only add `__init__` and
+    names."""
     if type(module) is nn.Linear:
         return [module]
     if not isinstance(module, nn.Sequential):
@@ -349,8 +351,8 @@ def _layers_of(module: nn.Module) -> list[nn.Module] | None:
 
 
 def _untouched(module: nn.Module) -> bool:
-    """No hooks, no buffers, nothing of the class replaced on the instance, and the code is torch's,
-    also if someone has changed the class."""
+    """Whether a module has no hooks, no buffers and no replaced methods, and its class has torch's
+    own code."""
     cls = type(module)
     if module._buffers or any(getattr(module, hooks) for hooks in HOOKS):
         return False
@@ -362,7 +364,8 @@ def _untouched(module: nn.Module) -> bool:
 
 
 def _plain_parameters(layer: nn.Conv2d | nn.Linear) -> bool:
-    """A weight and then a bias, or none, of the layer's own shape: so they lie in the vector."""
+    """Whether a layer has a weight, then a bias or none, of the usual shapes. The C code expects
+    this order in the vector."""
     if tuple(layer._parameters) != ("weight", "bias") or layer._modules:
         return False
     if isinstance(layer, nn.Linear):
@@ -376,7 +379,7 @@ def _plain_parameters(layer: nn.Conv2d | nn.Linear) -> bool:
 
 
 def _from_torch(function: Any, home: Any) -> bool:
-    """Whether a function was defined in torch.nn; its name alone can be a copy."""
+    """Whether a function was defined in torch.nn. Its name alone proves nothing."""
     name = getattr(function, "__globals__", {}).get("__name__", "")
     return bool(name == home.__name__ or name.startswith("torch.nn.modules."))
 

@@ -1,7 +1,8 @@
-"""Updates and sums of whole vectors in one pass over the memory each.
+"""Updates and sums of whole vectors, each in one pass over the memory.
 
-A model's vector is larger than a cache, so an update costs as much as it reads and writes. What
-torch has no single operation for is done in C where there is a compiler (kernels/vectors.c).
+A model's vector is larger than a cache, so reading and writing it decides the cost of an update. If
+torch has no single operation for an update, C code does it where there is a compiler
+(kernels/vectors.c).
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from fafed.kernels.vmap_bridge import for_all_clients, packed, rows_of
 
 log = logging.getLogger("fafed")
 
-LARGE = 2**12  # numbers from which on a pass, for some clients, costs more than a call
+LARGE = 2**12  # numbers: for shorter vectors the call costs more than it saves
 
 
 def storm_estimate(g: Tensor, keep: float | Tensor, m: Tensor, old: Tensor) -> Tensor:
-    """g + keep * (m - old): the estimate m, moved to where g was taken and old was not."""
+    """g + keep * (m - old): the STORM estimate. g is the gradient at the new point, old at the old
+    point."""
     library = _library(g)
     if library is None:
         return step(g, -keep, m - old)

@@ -1,7 +1,7 @@
-"""Operations that do all clients of a vmap at once, past torch's own batching rules.
+"""Operations that compute all clients of a vmap in one call, without torch's batching rules.
 
-An autograd.Function with a vmap rule does the same, but its machinery takes as long for each call
-as the gradients of a small network.
+An autograd.Function with a vmap rule does the same, but one such call takes as long as the
+gradients of a small network.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch._C import _functorch as functorch
 def for_all_clients(
     function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor
 ) -> tuple[Tensor, ...]:
-    """function(*tensors), which takes and gives tensors with the clients as first dimension.
+    """function(*tensors), where the first dimension of all tensors runs over the clients.
 
-    Under vmap they are the clients of the vmap; outside it there is one. What is the same for all
-    of them is repeated without a copy.
+    Under vmap these are the clients of the vmap. Outside vmap there is one client. A tensor that is
+    the same for all clients is repeated without a copy.
     """
     levels = [functorch.maybe_get_level(t) for t in tensors]
     level = max(levels)
@@ -38,23 +38,23 @@ def _clients_first(wrapped: Tensor) -> Tensor:
 
 
 def wrapped(value: Tensor) -> bool:
-    """Whether vmap or grad of torch.func is looking on."""
+    """Whether the tensor is inside vmap or grad of torch.func."""
     return bool(functorch.is_functorch_wrapped_tensor(value))
 
 
-# What C functions are told about the clients' vectors, (clients, d).
+# Arguments of the C functions for the clients' vectors, (clients, d).
 
 
 def packed(vectors: Tensor) -> Tensor:
-    """With each vector in one piece; one vector for all is not copied."""
+    """The same vectors, each contiguous. One vector for all clients is not copied."""
     return vectors if vectors.stride(1) == 1 else vectors.contiguous()
 
 
 def addresses(*tensors: Tensor) -> list[int]:
-    """0 for an empty one."""
+    """The address of each tensor; 0 for an empty one."""
     return [t.data_ptr() if t.numel() else 0 for t in tensors]
 
 
 def rows_of(*stacked: Tensor) -> list[int]:
-    """Where each begins, and how far it is from one client to the next."""
+    """The address of each tensor, and its stride from one client to the next."""
     return [number for t in stacked for number in (*addresses(t), t.stride(0))]

@@ -1,9 +1,9 @@
-/* The last layer of a language model and the exponentials of its logits, a part of the vocabulary at
-   a time, so that a part is still in the cache when it is used again.
+/* The last layer of a language model and the exponentials of its logits, for one part of the
+   vocabulary at a time, so that a part is still in the cache when it is used again.
 
-   All of the arithmetic is `products`. Its second factor is read in panels: a matrix cut into strips
-   of PANEL columns, each laid out row after row, with zeros beyond the last column. Exponentials are
-   kept by word, so that all three products find their first factor as it lies. */
+   `products` does all of the arithmetic. It reads its second factor in panels: the matrix is cut into
+   strips of PANEL columns, each stored row after row, with zeros beyond the last column. Exponentials
+   are stored by word, so that all three products can read their first factor without a copy. */
 
 #include "lanes.h"
 

@@ -1,8 +1,8 @@
-"""The last layer of a language model and its loss, a part of the vocabulary at a time.
+"""The last layer of a language model and its loss, for one part of the vocabulary at a time.
 
-There are as many logits as tokens times words: 93 MB for a batch of WikiText-2. Here each part of
-them is turned into exponentials while it is in the cache, and nothing of that size is written
-twice. Where there is a compiler, in C (kernels/vocabulary.c).
+The number of logits is tokens times words: 93 MB for a batch of WikiText-2. Here each part of the
+logits becomes exponentials while it is in the cache, and nothing of that size is written twice. C
+code does this where there is a compiler (kernels/vocabulary.c).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch.nn import functional as F
 from fafed.kernels import build
 from fafed.kernels.vmap_bridge import addresses
 
-WORDS = 512  # in a part: some 1.4 MB of logits for a batch of 700 tokens
+WORDS = 512  # in one part: about 1.4 MB of logits for a batch of 700 tokens
 IGNORED = -100  # as a target; torch's default
 
 
 def token_cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = IGNORED) -> Tensor:
-    """Mean over all tokens but the ignored: logits (b, t, vocabulary), targets (b, t)."""
+    """The mean over all tokens that are not ignored: logits (b, t, vocabulary), targets (b, t)."""
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=ignore_index)
 
 
@@ -34,8 +34,8 @@ def decoded_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, targets:
 
 
 class _InTorch:
-    """Of every part the exponentials of logits less the largest of a token, that largest, and the
-    sum of the exponentials: tops and sums are (parts, tokens)."""
+    """For every part of the vocabulary and every token: the largest logit (`tops`), the
+    exponentials of the logits minus it, and their sum (`sums`). Both are (parts, tokens)."""
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor) -> None:
         self.exponentials, tops, sums = [], [], []
@@ -47,7 +47,8 @@ class _InTorch:
         self.tops, self.sums = torch.stack(tops), torch.stack(sums)
 
     def back(self, hidden: Tensor, weight: Tensor, scales: Tensor) -> tuple[Tensor, ...]:
-        """Gradients of hidden, weight and bias, if scale times exponential is that of a logit."""
+        """Gradients of hidden, weight and bias. The gradient of a logit is scale times
+        exponential."""
         of_hidden, of_weight = torch.zeros_like(hidden), torch.empty_like(weight)
         of_bias = weight.new_empty(len(weight))
         parts = (torch.split(of_words, WORDS) for of_words in (weight, of_weight, of_bias))
@@ -59,7 +60,7 @@ class _InTorch:
 
 
 class _InC:
-    """The same."""
+    """The same as `_InTorch`, in C."""
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor) -> None:
         self.library = build.library(weight.dtype)
@@ -91,7 +92,7 @@ class _Decoded(torch.autograd.Function):
         total = (logits.sums * scales).sum(0)
         kept = targets != IGNORED
         targets = targets.where(kept, 0)
-        share = kept / kept.sum().to(weight.dtype)  # of a token in the mean
+        share = kept / kept.sum().to(weight.dtype)  # the weight of a token in the mean
         right = (hidden * weight.index_select(0, targets)).sum(1) + bias.index_select(0, targets)
         ctx.logits = logits
         ctx.save_for_backward(hidden, weight, targets, scales / total, share)

@@ -30,8 +30,8 @@ MODELS: dict[str, type[nn.Module]] = {
 def build(name: str, *, seed: int | None = None, **options: Any) -> nn.Module:
     """A model by its name, or the user's own as "module:Class".
 
-    With a seed its initialisation is a function of the seed, and the global random state is left
-    as it was.
+    With a seed the initialisation is a function of the seed, and the global random state does not
+    change.
     """
     what = f"model {name!r}"
     if ":" in name:
@@ -47,7 +47,7 @@ def build(name: str, *, seed: int | None = None, **options: Any) -> nn.Module:
     plugins.check_options(create, options, what)
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
-            torch.default_generator.manual_seed(seed)  # the CPU's alone: models are built there
+            torch.default_generator.manual_seed(seed)  # of the CPU, where models are built
         model = create(**options)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{what} made a {type(model).__name__}, it must make an nn.Module")

@@ -8,8 +8,8 @@ from torch import nn
 class CifarCNN(nn.Sequential):
     """(b, 3, 32, 32) -> (b, 10); 581,866 parameters.
 
-    The table pools after ReLU; ReLU is increasing, so pooling first is the same function for a
-    quarter of its work.
+    The paper's table pools after ReLU. ReLU is increasing, so pooling first gives the same function
+    with a quarter of the ReLU's work.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""How the two grey-scale CNNs begin."""
+"""The initial weights of the two grey-scale CNNs."""
 
 from __future__ import annotations
 

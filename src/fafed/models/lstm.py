@@ -13,15 +13,15 @@ State = tuple[Tensor, Tensor]  # hidden and cell, each (layers, b, hidden)
 
 
 class LSTMLanguageModel(nn.Module):
-    """Tokens (b, t) and a state -> logits (b, t, vocabulary) and the next state; with targets, the
-    loss in place of the logits.
+    """Tokens (b, t) and a state -> logits (b, t, vocabulary) and the next state. With targets it
+    returns the loss in place of the logits.
 
-    Embedding and decoder do not share weights: 50,065,078 parameters as it stands. One nn.LSTM a
-    layer, not one for all, so that the dropout between layers is an ordinary call whose mask can
-    be drawn anew for a batch. nn.LSTM has no batching rule: this model does not run under vmap.
+    Embedding and decoder do not share weights: 50,065,078 parameters by default. Each layer is an
+    nn.LSTM of its own. So the dropout between layers is an ordinary call, and fafed can draw its
+    mask for a batch. nn.LSTM has no batching rule: this model does not run under vmap.
     """
 
-    computes = staticmethod(token_cross_entropy)  # the loss that it knows itself
+    computes = staticmethod(token_cross_entropy)  # the loss that it computes itself
 
     def __init__(
         self,

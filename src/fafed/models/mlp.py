@@ -12,7 +12,7 @@ from fafed.models.options import positive
 
 
 class MLP(nn.Sequential):
-    """Flattens each example to `inputs` numbers; ReLU after every hidden layer."""
+    """Flattens each example to `inputs` numbers. ReLU follows every hidden layer."""
 
     def __init__(
         self, inputs: int = 784, hidden: Sequence[int] = (200,), outputs: int = 10

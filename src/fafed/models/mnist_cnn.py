@@ -10,8 +10,8 @@ from fafed.models.initialisation import xavier
 class MnistCNN(nn.Sequential):
     """(b, 1, 28, 28) -> (b, 10); 431,080 parameters.
 
-    The table pools after ReLU; ReLU is increasing, so pooling first is the same function for a
-    quarter of its work.
+    The paper's table pools after ReLU. ReLU is increasing, so pooling first gives the same function
+    with a quarter of the ReLU's work.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Softmax regression: linear, so with cross entropy a convex problem."""
+"""Softmax regression. It is linear, so with cross entropy the problem is convex."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fafed.models.options import positive
 
 
 class SoftmaxRegression(nn.Sequential):
-    """Flattens each example to `inputs` numbers; starts at zero, where all classes are alike."""
+    """Flattens each example to `inputs` numbers. Starts at zero: all classes are equally likely."""
 
     def __init__(self, inputs: int = 784, outputs: int = 10) -> None:
         positive("SoftmaxRegression", inputs=inputs, outputs=outputs)

@@ -1,1 +1,1 @@
-"""What is minimised, as a function of one vector."""
+"""Objectives: the loss as a function of one flat vector."""

@@ -1,8 +1,8 @@
-"""Fast ways against torch's plain one, on a few examples before a run.
+"""Compare fast paths with plain torch, on a few examples before a run.
 
-A fast way that computes something else would not be noticed: its numbers look as good as any. So
-each of them is compared with the plain way and left unused where they differ. The points are near
-x0 and not x0 itself: there, parameters that begin at zero would hide errors.
+Nobody would notice a fast path that computes something else: its numbers look plausible. So each
+one is compared with plain torch, and is not used if they differ. The points are near x0, not x0
+itself, where parameters that begin at zero would hide errors.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from fafed.objectives.base import Memory
     from fafed.objectives.module import Model
 
-Values = dict[str, Sequence[Tensor]]  # by what they are; of a gradient, one for each parameter
+Values = dict[str, Sequence[Tensor]]  # by name; a gradient has one tensor per parameter
 Way = Callable[[Tensor], Values]
 
-TRIES = 3  # points; rounding can take another branch at one of them, say of a relu
+TRIES = 3  # points; at one of them rounding can take another branch, for example of a relu
 ROWS = 8  # examples
-LARGE = 2**20  # bytes of a vector from which on only the simplest steps are tried out
-SMALL_PART = 0.01  # a parameter whose gradient is this small beside others has their rounding
+LARGE = 2**20  # bytes: for vectors of at least this size only the simplest steps are compared
+SMALL_PART = 0.01  # gradients smaller than this share of the others have the others' rounding
 
 
 def disagreement(
     fast: Way, plain: Way, x0: Tensor, shapes: Iterable[Sequence[int]], dtype: torch.dtype
 ) -> str | None:
-    """What differs by more than the rounding of numbers of this type, or None."""
+    """What differs by more than rounding in this type, or None."""
     tolerance, shapes, why = math.sqrt(torch.finfo(dtype).eps), list(shapes), None
     for x in _points(x0, shapes):
         wanted = plain(x)
@@ -44,7 +44,7 @@ def disagreement(
             continue
         found = fast(x)
         why = _difference(found, wanted, sizes, tolerance)
-        if why is not None:  # how much is rounding? What x's last digits change is.
+        if why is not None:  # measure rounding: change the last digits of x
             again = plain(_nudged(x, 0.01 * tolerance))
             why = _difference(found, wanted, sizes, tolerance, again)
         if why is None:
@@ -53,7 +53,7 @@ def disagreement(
 
 
 def _points(x0: Tensor, shapes: Sequence[Sequence[int]]) -> Iterator[Tensor]:
-    """Every parameter moved by about as much as layers begin with."""
+    """Points near x0. Every parameter moves by about the size of initial weights."""
     for seed in range(TRIES):
         noise = torch.Generator().manual_seed(seed)
         x, start = x0.detach().clone(), 0
@@ -92,18 +92,18 @@ def _difference(
 
 
 def _norm(part: Tensor) -> float:
-    """Not finite if the part is not."""
+    """The norm. It is not finite if the part is not."""
     norm = float(torch.linalg.vector_norm(part))
     if 1e-15 < norm < math.inf:
         return norm
-    return float(torch.linalg.vector_norm(part, dtype=torch.float64))  # squares leave float32
+    return float(torch.linalg.vector_norm(part, dtype=torch.float64))  # squares overflow in float32
 
 
 # What is compared.
 
 
 def _by_autograd(model: Model, x: Tensor, batch: Batch) -> Values:
-    """Before clipping, which would hide a factor."""
+    """Autograd's values before clipping, which would hide a wrong factor."""
     x = x.detach().requires_grad_()
     with torch.enable_grad():
         loss, memory = model._loss(x, batch, model.start())
@@ -117,7 +117,7 @@ def values(loss: Tensor, g: Tensor, memory: Memory, sizes: Sequence[int]) -> Val
 
 
 def of_switch(model: Model, switch: str, batch: Batch) -> str | None:
-    """A way that the model takes while this attribute is true. Leaves it false."""
+    """Check a fast path that the model uses while this attribute is true. Leaves it false."""
 
     def way(on: bool, batch: Batch) -> Way:
         def values_at(x: Tensor) -> Values:
@@ -136,13 +136,13 @@ def of_switch(model: Model, switch: str, batch: Batch) -> str | None:
     rows = ROWS if model.x0.nbytes < LARGE else 2
     try:
         return compared(batch._replace(data=tuple(part[:rows] for part in batch.data)))
-    except Exception:  # a model that knows the size of its batches
+    except Exception:  # a model that requires a certain batch size
         return compared(batch)
 
 
 def of_network(model: Model, network: Network, batch: Batch) -> str | None:
-    """The network in C: its outputs on the batch, and its outputs and gradients on made-up inputs,
-    whose gradients do not vanish whatever the data are."""
+    """Check the network in C: its outputs on the batch, and its outputs and gradients on random
+    inputs, where gradients do not vanish."""
     given, _ = batch.data
     inputs, targets = _made_up(network, given)
     made_up = batch._replace(data=(inputs, targets))
@@ -174,13 +174,13 @@ def _made_up(network: Network, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def of_steps(model: Model, network: Network, batch: Batch) -> str | None:
-    """The steps of kernels/fused_steps.c, by the same gradients one at a time."""
+    """Check the steps of kernels/fused_steps.c against the same gradients one at a time."""
     pool, labels = _made_up(network, batch.data[0])
     rows, targets = torch.arange(4).view(2, 2), labels[:4].view(2, 2)
     data: Any = Picked(rows, pool), targets
     rates, keeps, beta = [0.1, 0.2], [0.7, 0.6], 0.9
     numbers = torch.tensor([rates, keeps], dtype=torch.float64)
-    large = model.x0.nbytes >= LARGE  # others would take more memory than the run itself
+    large = model.x0.nbytes >= LARGE  # the rest would take more memory than the run itself
 
     def parts(*vectors: Tensor) -> list[Tensor]:
         return [part for vector in vectors for part in torch.split(vector, list(model.sizes))]

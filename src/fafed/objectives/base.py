@@ -1,4 +1,4 @@
-"""What an engine asks of the thing that is minimised."""
+"""The interface between an engine and an objective."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Metric = Callable[[Any, Any], Tensor | float]
 
 
 class Memory(NamedTuple):
-    """What an evaluation leaves behind beside the gradient."""
+    """What a client keeps from one evaluation to the next."""
 
     buffers: tuple[Tensor, ...] = ()  # BatchNorm statistics and the like
     hidden: Tree = ()  # state of a recurrent model
@@ -35,15 +35,16 @@ class Evaluation(NamedTuple):
 
 
 class Objective(ABC):
-    """A loss of (x, batch), and its gradient by torch's two ways; with weight decay and clipping.
+    """A loss of (x, batch), and its gradient by autograd and by torch.func. Weight decay and
+    clipping are included.
 
-    A subclass brings `_loss`. What follows describes one without a module.
+    A subclass defines `_loss`. The defaults below are for an objective without a module.
     """
 
     x0: Tensor
-    sizes: tuple[int, ...]  # of each parameter tensor, in the order of x
-    fused: bool = False  # a module computes its loss itself
-    network: Network | None = None  # the same in C
+    sizes: tuple[int, ...]  # numbers in each parameter tensor, in the order of x
+    fused: bool = False  # whether a module computes its loss itself
+    network: Network | None = None  # the same function in C
     not_native: str = "there is no module to recognise"  # why there is no network
 
     def __init__(self, clip: float | None, weight_decay: float) -> None:
@@ -56,12 +57,12 @@ class Objective(ABC):
 
     @property
     def shapes(self) -> Sequence[Sequence[int]]:
-        """Of each parameter tensor."""
+        """The shape of each parameter tensor."""
         return [(size,) for size in self.sizes]
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which the loss is computed."""
+        """The type in which the loss is computed."""
         return self.x0.dtype
 
     @abstractmethod
@@ -76,15 +77,15 @@ class Objective(ABC):
         return ()
 
     def counts(self, data: Any, leading: int = 0) -> Tensor | None:
-        """Whether a batch has a loss at all, which it has not if its labels are all ignored: then
-        the gradient is zero, but for weight decay. With leading dimensions, of each of several
-        batches. None: all have one."""
+        """Whether a batch has a loss. It has none if all its labels are ignored. Then the gradient
+        is zero, except for weight decay. `leading` dimensions run over several batches. None: all
+        batches have a loss."""
         return None
 
     # Gradient and loss at x: one method for each back end.
 
     def evaluate(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
-        """By torch's graphs."""
+        """With autograd."""
         x = x.detach().requires_grad_()
         with torch.enable_grad():
             loss, memory = self._loss(x, batch, memory)
@@ -95,7 +96,7 @@ class Objective(ABC):
         return Evaluation(self._changed(g, x), loss.detach(), memory)
 
     def evaluate_functional(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
-        """By torch.func, which vmap can see through."""
+        """With torch.func, which works under vmap."""
         of_x = torch.func.grad_and_value(self._loss, has_aux=True)
         g, (loss, memory) = of_x(x, batch, memory)
         if (counts := self.counts(batch.data)) is not None:
@@ -103,11 +104,11 @@ class Objective(ABC):
         return Evaluation(self._changed(g, x), loss, memory)
 
     def evaluate_native(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
-        """In C, where there is a network."""
+        """In C, if there is a network."""
         return self.evaluate_functional(x, batch, memory)
 
     def network_for_steps(self, data: Any) -> Network | None:
-        """The network, if whole local steps on such batches can be made in C: (q, b, ...)."""
+        """The network, if it can make whole local steps on such batches (q, b, ...) in C."""
         return None
 
     def _changed(self, g: Tensor, x: Tensor) -> Tensor:

@@ -1,13 +1,14 @@
-"""What a loss or a metric takes its mean over.
+"""Which labels count in the mean of a loss or a metric.
 
-Some labels take no part in a mean: -100 in torch's cross entropy, or another `ignore_index`. Means
-over several batches must weigh each batch by the labels that took part. A batch without any has
-no mean (torch says NaN): its gradient is taken as zero, and its loss as not there.
+Some labels do not count: -100 in torch's cross entropy, or another `ignore_index`. A mean over
+several batches must weight each batch by the labels that count. A batch without such labels has no
+mean (torch returns NaN). fafed then takes its gradient as zero, and it has no loss.
 
-fafed knows the ignored label of whatever has a parameter or an attribute `ignore_index`, itself or
-inside a functools.partial: F.cross_entropy, nn.CrossEntropyLoss(ignore_index=0), a function of your
-own with a parameter ignore_index=0. Class weights are known of torch's cross entropy and nll_loss.
-What a lambda does inside is not known: then every example counts.
+fafed finds the ignored label if a loss or metric has a parameter or an attribute `ignore_index`,
+directly or inside a functools.partial. Examples: F.cross_entropy,
+nn.CrossEntropyLoss(ignore_index=0), or your own function with a parameter ignore_index=0. fafed
+finds the class weights of torch's cross entropy and nll_loss. It cannot look inside a lambda: there
+every example counts.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from torch.nn import functional as F
 
 
 class Averaged(NamedTuple):
-    """What a function of (outputs, targets) takes its mean over, as far as it is known."""
+    """Which labels count in the mean of a function of (outputs, targets), as far as known."""
 
-    ignored: int | None  # a label that takes no part; None if there is none
+    ignored: int | None  # the label that does not count; None: all labels count
     class_weights: Tensor | None
 
     def weight(self, targets: Tensor, leading: int = 0) -> Tensor | None:
-        """What the mean over these targets weighs among others; None if every example counts.
-        Leading dimensions are those of several batches, each with a mean of its own."""
+        """The weight of this batch in a mean over several; None if every example counts. `leading`
+        dimensions run over several batches, each with its own weight."""
         if self.ignored is None or targets.is_floating_point():
             return None
         kept = targets != self.ignored
@@ -59,5 +60,5 @@ def averaged(function: Callable[..., object]) -> Averaged:
 def _default(function: Callable[..., object]) -> object:
     try:
         return inspect.signature(function).parameters["ignore_index"].default
-    except (KeyError, TypeError, ValueError):  # it has none, or does not tell
+    except (KeyError, TypeError, ValueError):  # no such parameter, or no signature
         return None

@@ -1,6 +1,6 @@
 """Metrics for `fafed.train(metrics=...)`: (outputs, targets) -> mean over the examples.
 
-A metric with a parameter `ignore_index` is a mean over the other labels
+A metric with a parameter `ignore_index` is a mean over all other labels
 (`fafed.objectives.labels`).
 """
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 
 def accuracy(outputs: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
-    """Share of labels that have the largest output; NaN if all are ignored.
+    """The share of labels whose class has the largest output; NaN if all labels are ignored.
 
     Outputs are (examples, classes), or (examples, classes, ...) for targets (examples, ...), as in
-    F.cross_entropy, or have the classes last. In `fafed.train` the labels that the loss ignores
-    are left out. Elsewhere, or if the loss does not tell, those that are `ignore_index`.
+    F.cross_entropy, or have the classes last. `fafed.train` leaves out the labels that the loss
+    ignores. Elsewhere, or if the loss has no such label, `ignore_index` is left out.
     """
     first = outputs.shape[:1] + outputs.shape[2:]
     right = outputs.argmax(1 if first == targets.shape else -1) == targets

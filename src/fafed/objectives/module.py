@@ -1,8 +1,8 @@
-"""What is minimised: nn.Module + loss -> x0 and the gradient at any x on any batch.
+"""The objective of an nn.Module and a loss: x0, and the gradient at any x on any batch.
 
-This file alone knows parameter names. x is one flat vector of the trainable parameters, in
-float32 or wider (half-precision models are trained on a float32 copy, since squares of small
-gradients vanish in half precision). Gradients are those of the mean loss in train mode.
+Only this file knows parameter names. x is one flat vector of the trainable parameters, in float32
+or wider. A half-precision model is trained on a float32 copy, because squares of small gradients
+vanish in half precision. Gradients are those of the mean loss in train mode.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from fafed.objectives.labels import Averaged, averaged
 log = logging.getLogger("fafed")
 
 _GENERATOR = threading.Lock()
-_METRICS = threading.Lock()  # people's own metrics may count as they go
+_METRICS = threading.Lock()  # a user's metric may keep a state
 
 
 class Model(Objective):
     """An nn.Module and a loss of (outputs, targets).
 
     A batch is (inputs..., targets). A module with a method `initial_state(batch_size)` is
-    recurrent: it is called with (inputs..., state) and returns (outputs, state); the state is
-    carried from one batch to the next unless the batch says that it starts afresh. A module whose
-    `computes` is this loss computes it faster itself: called with targets=..., it returns the loss
-    in place of the outputs.
+    recurrent: it is called with (inputs..., state) and returns (outputs, state). The state goes
+    from one batch to the next, unless the batch starts a new sequence. A module whose attribute
+    `computes` is this loss computes the loss itself, and faster: called with targets=..., it
+    returns the loss in place of the outputs.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class Model(Objective):
         self._local = threading.local()
         self.recurrent = hasattr(self.module, "initial_state")
         self.fused = getattr(self.module, "computes", None) is loss
-        self.stochastic = self.generator = False  # until `probe` has looked
-        self.classes: int | None = None  # likewise; None if targets are no class numbers
-        self.channels_last = False  # likewise
-        self.network: Network | None = None  # likewise
-        self.steps_in_c = False  # likewise: whether it makes whole local steps
+        self.stochastic = self.generator = False  # `probe` sets these
+        self.classes: int | None = None  # set by `probe`; None if targets are not class numbers
+        self.channels_last = False  # set by `probe`
+        self.network: Network | None = None  # set by `probe`
+        self.steps_in_c = False  # set by `probe`: whether the network makes whole local steps
         self.not_native = "the model is not one of the plain small networks that are written in C"
 
     @property
@@ -132,9 +132,9 @@ class Model(Objective):
         return self.module.initial_state(1) if self.recurrent else ()  # type: ignore[operator]
 
     def probe(self, batch: Batch) -> None:
-        """Try one batch, so that what cannot work is refused before the first round, and see
-        whether the model draws random numbers (then every evaluation is seeded by its batch), and
-        whether it is one of the small networks that `native` knows."""
+        """Try one batch. This refuses what cannot work before the first round. It finds out whether
+        the model draws random numbers (then every evaluation is seeded by its batch), and whether
+        the model is a small network that `native` supports."""
         *inputs, targets = batch.data
         shapes = ", ".join(str(tuple(part.shape)) for part in inputs)
         with torch.no_grad(), _forked(self.device):
@@ -169,7 +169,7 @@ class Model(Objective):
         self._choose_ways(batch)
 
     def _choose_ways(self, batch: Batch) -> None:
-        """The fast ways that are known for such a model, as far as they compute what torch does."""
+        """Choose the fast paths for this model that compute the same as torch."""
         with _forked(self.device):
             if self.fused:
                 self.fused = False
@@ -180,7 +180,7 @@ class Model(Objective):
             if known is None or len(batch.data) != 2 or not known.takes(*batch.data):
                 return
             if not build.available(known.dtype):
-                self.network = known  # an engine that asks for it says why it cannot be had
+                self.network = known  # `not_native` says why it cannot be used
                 return
             why = agreement.of_network(self, known, batch)
             if self._agrees("its network in C", why):
@@ -201,7 +201,7 @@ class Model(Objective):
         return why is None
 
     def _check_buffers(self, after: tuple[object, ...]) -> None:
-        """They are averaged over the clients, so a forward pass must leave them what they are."""
+        """A forward pass must keep type and shape of buffers: they are averaged over clients."""
         for name, old, new in zip(self.buffer_names, self.start().buffers, after, strict=True):
             if not isinstance(new, Tensor) or (new.shape, new.dtype) != (old.shape, old.dtype):
                 raise ConfigError(
@@ -220,7 +220,7 @@ class Model(Objective):
             self._loss(self.x0, batch, self.start())
             self.channels_last = False
             why = agreement.of_switch(self, "channels_last", batch)
-        except RuntimeError:  # code such as x.view(len(x), -1), which needs the usual layout
+        except RuntimeError:  # code such as x.view(len(x), -1) needs the usual layout
             return False
         return self._agrees("images with their channels last", why)
 
@@ -241,8 +241,8 @@ class Model(Objective):
         batches: Iterable[Batch],
         metrics: Mapping[str, Metric],
     ) -> dict[str, tuple[float, float]]:
-        """The sum of the loss and of each metric in eval mode, and what it is divided by: the
-        number of examples, or of labels that take part in that mean (`fafed.objectives.labels`)."""
+        """The sum of the loss and of each metric in eval mode, and its divisor: the number of
+        examples, or of labels that count in that mean (`fafed.objectives.labels`)."""
         means = {"loss": self.averaged} | {name: averaged(own) for name, own in metrics.items()}
         totals = dict.fromkeys(means, (0.0, 0.0))
         memory = Memory(buffers)
@@ -260,7 +260,7 @@ class Model(Objective):
         return totals
 
     def _weight(self, mean: Averaged, targets: Tensor) -> float:
-        """Of a batch in a mean over several."""
+        """The weight of a batch in a mean over several batches."""
         weight = mean.weight(targets)
         if weight is None:
             return targets.numel() if self.recurrent else len(targets)
@@ -305,7 +305,7 @@ class Model(Objective):
                 )
             inputs = [*inputs, state]
         elif self.channels_last and inputs[0].ndim == 4 and not wrapped(inputs[0]):
-            # the layout in which torch's convolutions and pools are fast on a CPU
+            # this layout makes torch's convolutions and pools fast on a CPU
             inputs = [inputs[0].contiguous(memory_format=torch.channels_last), *inputs[1:]]
         # cloned: a module in train mode writes into its buffers
         buffers = {n: b.clone() for n, b in zip(self.buffer_names, memory.buffers, strict=True)}
@@ -314,12 +314,12 @@ class Model(Objective):
         module = self._own_module()
         outputs = functional_call(module, tensors, tuple(inputs), named, tie_weights=False)
         outputs, hidden = outputs if self.recurrent else (outputs, ())
-        # now the tensors are those that the module left: changed in place, or assigned
+        # the module has changed these tensors in place, or assigned new ones
         return outputs, Memory(tuple(tensors[name] for name in self.buffer_names), hidden)
 
     def _own_module(self) -> nn.Module:
-        """A call with other parameters changes the module while it lasts, so each worker thread
-        has its own, with the same tensors."""
+        """This thread's copy of the module, with the same tensors. Each worker thread needs its
+        own, because a call with other parameters changes the module during the call."""
         if threading.current_thread() is threading.main_thread():
             return self.module
         own: nn.Module | None = getattr(self._local, "module", None)
@@ -338,8 +338,8 @@ class Model(Objective):
 
     @contextlib.contextmanager
     def _seeded(self, key: Tensor) -> Iterator[None]:
-        """Random numbers as a function of the batch: dropout by its key, any other kind by
-        torch's generator, which is everybody's, so one thread at a time."""
+        """Random numbers as a function of the batch. Dropout uses the batch's key. All other draws
+        use torch's generator, which all threads share, so only one thread runs at a time."""
         if not self.stochastic:
             yield
         elif not self.generator or wrapped(key):
@@ -353,7 +353,7 @@ class Model(Objective):
 
 def _copied(module: nn.Module, same: dict[int, object] | None = None) -> nn.Module:
     """A deep copy. Weights that a module computes before each call (pruning, weight norm) are
-    copied as numbers: torch refuses to copy what has a history."""
+    detached first: torch refuses to copy tensors that have a graph."""
     memo = dict(same or {})
     for owner in module.modules():
         for value in vars(owner).values():
@@ -365,12 +365,12 @@ def _copied(module: nn.Module, same: dict[int, object] | None = None) -> nn.Modu
 def _moved(module: nn.Module, device: torch.device | str | None) -> nn.Module:
     try:
         return module.to(device)
-    except (RuntimeError, AssertionError) as cause:  # torch's words for no such device, or no CUDA
+    except (RuntimeError, AssertionError) as cause:  # no such device, or no CUDA
         raise ConfigError(f"device {str(device)!r} cannot be used: {cause}; try 'cpu'") from cause
 
 
 def _refuse_what_a_copy_loses(module: nn.Module) -> None:
-    """Gradients here are those of a vector, not of the module's own tensors."""
+    """Refuse hooks on the module's own tensors: gradients here are those of a vector."""
     name = type(module).__name__
     for tensor_name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if nn.parameter.is_lazy(tensor):
@@ -398,9 +398,9 @@ def _refuse_what_a_copy_loses(module: nn.Module) -> None:
 
 
 def _aliases(module: nn.Module, known: set[str]) -> dict[str, str]:
-    """Every place of the known tensors, by name: the first name of what is there. A layer that is
-    used twice is one place, a weight that two layers share is two; torch's own way of finding
-    them does not put back what it finds."""
+    """Every name of the known tensors -> the first name of the same tensor. A layer that is used
+    twice has one name. A weight that two layers share has two. Torch's own search for shared
+    weights does not put them back."""
     first: dict[int, str] = {}
     found = {}
     for prefix, owner in module.named_modules():

@@ -1,4 +1,4 @@
-"""What each algorithm is and costs, read and measured from its code; docs/algorithms.md."""
+"""A card for each algorithm: what it does, and its costs, measured from its code."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """One algorithm with its defaults; costs are per client and, but for the gradients, per
-    round. A vector has as many numbers as the model has parameters."""
+    """One algorithm with its defaults. Costs are per client and round; gradients are per local
+    step. A vector has as many numbers as the model has parameters."""
 
     name: str
     cls: str
-    module: str  # the file it shares with its relatives
+    module: str  # the file, which related algorithms share
     paper: str
     what: str  # one sentence
     use: str  # "Use it when ..."
@@ -51,14 +51,14 @@ class Card:
     up: float  # vectors sent to the server
     down: float  # vectors sent to a client
     gradients: float  # evaluations that one more local step takes
-    besides: tuple[str, ...]  # data of further gradients in a round: "anchor", "full"
-    exchanges: int  # trips to the clients in a round
+    besides: tuple[str, ...]  # data of additional gradients in a round: "anchor", "full"
+    exchanges: int  # exchanges in a round
     kept: float  # vectors that a client keeps between rounds
     server: float  # vectors that the server keeps, the model included
     opening: bool  # whether there is an exchange before the first round
     requires_all_clients: bool  # whether all clients must take part in every round
-    population: int | None  # how many clients there must be; None if any number will do
-    adapts: str  # where steps are scaled by the gradients' size: "no", "server", "local, ..."
+    population: int | None  # how many clients there must be; None: any number
+    adapts: str  # what scales steps by the gradients' size: "no", "server", "local, ..."
 
 
 def cards() -> list[Card]:
@@ -101,7 +101,7 @@ def _module_text(cls: type[AnyAlgorithm]) -> str:
 
 
 def _paper(cls: type[AnyAlgorithm]) -> str:
-    """The citation in the module's first paragraph that is nearest behind the class's name."""
+    """The first citation after the class's name in the module's first paragraph."""
     first = _module_text(cls).split("\n\n")[0].replace("\n", " ")
     citations = re.findall(r"([^()]*)\(([^()]*https?://[^()\s]+)\)", first)
     for names, citation in citations:
@@ -111,7 +111,7 @@ def _paper(cls: type[AnyAlgorithm]) -> str:
 
 
 def _advice(cls: type[AnyAlgorithm]) -> tuple[str, str, str]:
-    """A sentence, "Use it when ..." and "Beware: ..." of the class's docstring."""
+    """The first sentence, "Use it when ..." and "Beware: ..." in the class's docstring."""
     text = " ".join(inspect.cleandoc(cls.__doc__ or "").split())
     shape = re.fullmatch(r"(.+?\.) (Use it when .+) (Beware: .+)", text)
     if shape is None:
@@ -126,7 +126,7 @@ def _advice(cls: type[AnyAlgorithm]) -> tuple[str, str, str]:
 
 
 def _costs(algorithm: AnyAlgorithm, d: int = 4096, q: int = 4) -> dict[str, float]:
-    """Run two rounds on a tiny problem and look at the second."""
+    """Run two rounds on a tiny problem and measure the second."""
     clients = algorithm.population or 2
     rows = torch.arange(clients * d, dtype=torch.float32).reshape(clients, d) / d
     objective = Function(lambda x, data: (x - data[0]).square().mean(), torch.ones(d))
@@ -150,8 +150,8 @@ def _run(algorithm: AnyAlgorithm, objective: Function, rows: Tensor, steps: int)
 
 
 class _Slopes(Function):
-    """Linear losses <data, x>, whose gradients are the data: a method that does not adapt moves in
-    proportion to them. Remembers where the first client looked."""
+    """Linear losses <data, x>, whose gradients are the data. A method that does not adapt makes
+    steps in proportion to them. Remembers the points of the first client."""
 
     def __init__(self, slopes: Tensor) -> None:
         super().__init__(lambda x, data: (data[0] @ x).sum(), torch.ones_like(slopes[0]))
@@ -165,12 +165,12 @@ class _Slopes(Function):
 
 
 def _adapts(algorithm: AnyAlgorithm, d: int = 3) -> str:
-    """Whether steps are in proportion to the gradients and, if not, who scales them by what."""
+    """Whether steps are in proportion to the gradients. If not: where the scale is applied."""
     clients = algorithm.population or 2
     slopes = 1 + torch.arange(clients * d, dtype=torch.float64).reshape(clients, d) % 5
 
     def moves(factors: Sequence[float]) -> tuple[Tensor, Tensor]:
-        """Of the server's model, and of the first client in the second round."""
+        """The moves of the server's model, and of the first client in the second round."""
         scaled = slopes * torch.tensor(factors, dtype=slopes.dtype)[:, None]
         objective = _Slopes(scaled)
         run = _run(algorithm, objective, scaled, 3)
@@ -196,24 +196,24 @@ def _adapts(algorithm: AnyAlgorithm, d: int = 3) -> str:
 INTRODUCTION = """\
 # Algorithms
 
-What `fafed algorithms --markdown` prints. Costs are measured from the code, with the default
-settings; a *vector* has as many numbers as the model has parameters. Which one to take is the
-subject of [Which algorithm should I use?](which-algorithm.md); how to write another one, of
-[Add your own algorithm](add-an-algorithm.md).
+`fafed algorithms --markdown` prints this page. Costs are measured from the code, with the default
+settings. A *vector* has as many numbers as the model has parameters.
+[Which algorithm should I use?](which-algorithm.md) compares the methods.
+[Add your own algorithm](add-an-algorithm.md) shows how to write another one.
 
-The letters are the same throughout: x is the server's model, q the number of local steps in a
-round, g or g_i a gradient on the batch of the current step (of client i), mean_i the mean over the
-clients that take part. Products, squares, roots and quotients of vectors are taken number by
-number. `eta` is always a step size; wherever a schedule is allowed, it counts local steps.
+All updates use the same letters: x is the server's model, q the number of local steps in a round, g
+or g_i a gradient on the batch of the current step (of client i), mean_i the mean over the clients
+that take part. Products, squares, roots and quotients of vectors are element by element. `eta` is
+always a step size. Schedules count local steps.
 """
 
 OVERVIEW = """\
 ## Overview
 
 *Up* and *down*: vectors per client and round. *Keeps*: vectors that a client keeps between rounds.
-*Gradients*: evaluations per local step; + data: and once a round on the client's whole data.
-*Adapts*: where steps are scaled by the size of gradients, on the server or in the local steps, and
-whether clients share that scale. *Everyone*: whether all clients must take part in every round.
+*Gradients*: evaluations per local step. "+ data" adds one per round on the client's whole data.
+*Adapts*: whether the size of gradients scales the server's steps or the local steps, and whether
+clients share this scale. *Needs all*: whether all clients must take part in every round.
 """
 
 
@@ -226,21 +226,20 @@ def markdown(found: Sequence[Card]) -> str:
     return "\n".join(parts)
 
 
-OVERVIEW_COLUMNS = ("method", "up", "down", "keeps", "gradients", "adapts", "everyone")
+OVERVIEW_COLUMNS = ("method", "up", "down", "keeps", "gradients", "adapts", "needs all")
 
 
 def _overview(card: Card) -> list[str]:
     whole = " + data" if "full" in card.besides else ""
-    requires_all_clients = (
-        "one client" if card.population == 1 else "yes" if card.requires_all_clients else "no"
-    )
+    needs_all = "yes" if card.requires_all_clients else "no"
+    needs_all = "one client" if card.population == 1 else needs_all
     numbers = [_number(n) for n in (card.up, card.down, card.kept)]
     link = f"[{card.cls}](#{card.cls.lower()})"
-    return [link, *numbers, _number(card.gradients) + whole, card.adapts, requires_all_clients]
+    return [link, *numbers, _number(card.gradients) + whole, card.adapts, needs_all]
 
 
 def _family(members: list[Card]) -> Iterator[str]:
-    """The methods of one file: the update, then each of them."""
+    """The methods of one file: first the update, then each method."""
     if len(members) == 1:
         yield f"## {members[0].cls}\n"
         yield from _method(members[0], update=True)
@@ -287,7 +286,7 @@ def _cost_lines(card: Card) -> str:
 
 
 def _fenced(text: str) -> str:
-    """Indented blocks become fenced ones; what is between them is Markdown already."""
+    """Turn indented blocks into fenced ones. The text between them is Markdown already."""
     parts = []
     for indented, lines in itertools.groupby(_glued(text), lambda line: line.startswith("    ")):
         block = "\n".join(line.removeprefix("    ") if indented else line for line in lines)
@@ -296,7 +295,7 @@ def _fenced(text: str) -> str:
 
 
 def _glued(text: str) -> Iterator[str]:
-    """The lines, with the blank ones between two indented blocks counted to those."""
+    """The blocks of a text. Blank lines between two indented blocks belong to these."""
     lines = text.split("\n")
     for i, line in enumerate(lines):
         inside = 0 < i < len(lines) - 1 and lines[i - 1][:4] == lines[i + 1][:4] == "    "

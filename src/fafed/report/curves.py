@@ -14,7 +14,7 @@ from fafed.errors import ConfigError
 from fafed.report.numbers import listing
 from fafed.report.quantities import AXES, Quantity
 
-# Neither changes what is computed in expectation, so neither separates two curves.
+# Runs that differ only in these settings belong to the same curve.
 NOT_SETTINGS = ("seed", "name")
 ABSENT = "default"  # a setting that one run gives and another leaves out
 
@@ -39,7 +39,7 @@ class Series:
         return [max(row) for row in self.values]
 
     def finite(self) -> Series:
-        """Without the rounds in which a seed had diverged: they cannot be drawn."""
+        """The series without rounds in which a seed had diverged. These cannot be drawn."""
         keep = [i for i, row in enumerate(self.values) if all(map(math.isfinite, row))]
         costs = {axis: [column[i] for i in keep] for axis, column in self.costs.items()}
         return Series(costs, [self.values[i] for i in keep])
@@ -50,11 +50,11 @@ class Curve:
     label: str
     settings: dict[str, object]  # flat, without seed and name
     runs: tuple[RunData, ...]  # one per seed, none without records
-    diverged: bool  # one of its seeds did, perhaps before its first record
+    diverged: bool  # whether a seed diverged, perhaps before its first record
 
     @property
     def rounds(self) -> int:
-        """The last round that every seed has reached; later ones are left out."""
+        """The last round that every seed has reached. Later rounds are left out."""
         return min(int(run.records[-1]["round"]) for run in self.runs)
 
     @cached_property
@@ -109,7 +109,7 @@ def _algorithm(run: RunData) -> str:
 
 
 def _one_per_seed(runs: list[RunData]) -> tuple[RunData, ...]:
-    """A repeated seed says nothing new, yet would shrink the spread: keep its longest run."""
+    """Keep the longest run of each seed. A repeated seed would make the spread too small."""
     kept: dict[object, RunData] = {}
     for i, run in enumerate(run for run in runs if run.records):
         seed = run.config.get("seed", f"run {i}")
@@ -119,7 +119,7 @@ def _one_per_seed(runs: list[RunData]) -> tuple[RunData, ...]:
 
 
 def differing(settings: Sequence[dict[str, object]]) -> list[str]:
-    """The keys whose values are not the same everywhere, in order of appearance."""
+    """The keys whose values differ, in order of appearance."""
     keys = dict.fromkeys(key for one in settings for key in one)
     return [key for key in keys if len({show(one.get(key, ABSENT)) for one in settings}) > 1]
 
@@ -147,7 +147,7 @@ def _short(keys: list[str]) -> dict[str, str]:
 
 
 def remarks(runs: Sequence[RunData], curves: Sequence[Curve]) -> list[str]:
-    """What a reader must know to read the numbers rightly."""
+    """What a reader must know to understand the numbers."""
     notes = []
     empty = [run.name for run in runs if not run.records]
     if empty:

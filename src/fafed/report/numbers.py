@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Format numbers for people."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-NOTHING = "—"  # in place of a number that does not exist
+NOTHING = "—"  # replaces a missing number
 PERCENT = "\u00a0%"  # with a space that does not break
 DIGITS = 4  # significant ones: enough to rank curves, few enough to compare at a glance
 
@@ -23,7 +23,7 @@ class Stat:
     @classmethod
     def from_values(cls, values: Sequence[float]) -> Stat:
         if not all(map(math.isfinite, values)):
-            # One diverged seed makes the mean meaningless; hiding it would flatter the others.
+            # One diverged seed makes the mean meaningless, and must not be hidden.
             return cls(math.nan, None, len(values))
         std = statistics.stdev(values) if len(values) > 1 else None
         return cls(statistics.fmean(values), std, len(values))
@@ -61,14 +61,14 @@ def spread(stat: Stat, as_percent: bool = False) -> str:
 
 
 def count(value: float) -> str:
-    """A count; counts averaged over seeds may have a fraction, which is shown once."""
+    """A count. A mean of counts over seeds may have a fraction, shown with one digit."""
     return f"{value:,.0f}" if float(value).is_integer() or value >= 1000 else f"{value:,.1f}"
 
 
 def size(nbytes: float) -> str:
-    """Bytes in powers of 1000, as networks and disks are sold: kB, MB, GB."""
+    """Bytes in powers of 1000: kB, MB, GB."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
-        # 999.95 would print as 1000: move on to the next unit already there.
+        # 999.95 would print as 1000, so it already gets the next unit.
         if nbytes < 999.5 or unit == "TB":
             break
         nbytes /= 1000

@@ -1,4 +1,4 @@
-"""The HTML page: one file with its data, styles and scripts inside, asking the network nothing."""
+"""The HTML page: one file with its data, styles and scripts. It uses no network."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def _document(title: str, body: str, payload: str) -> str:
 
     here = files("fafed.report")
     scripts = [_script(get_plotlyjs()), _script(here.joinpath("page.js").read_text("utf-8"))]
-    # Only these two scripts may run, and nothing may be fetched, whatever the names in the
-    # data contain: escaping is the first defence, this is the second.
+    # Only these two scripts may run, and nothing may be fetched, whatever the data contain.
+    # Escaping is the first defence, this is the second.
     policy = (
         f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; "
         "style-src 'unsafe-inline'; img-src data: blob:"
@@ -116,7 +116,7 @@ def _document(title: str, body: str, payload: str) -> str:
 
 
 def _script(text: str) -> str:
-    """As the browser will see it, so that its hash fits: HTML has no carriage returns."""
+    """The script as the browser sees it, without carriage returns, so that its hash is right."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

@@ -1,7 +1,8 @@
-"""Colours: six hues that stay apart for colour-blind readers, on white and on dark.
+"""Colours: six hues that colour-blind readers can distinguish, on white and on dark.
 
-Checked in the tests: contrast with the background of at least 3, and distinct under simulated
-protanopia, deuteranopia and tritanopia. A seventh curve starts again with another dash.
+The tests check that the contrast with the background is at least 3, and that the hues differ under
+simulated protanopia, deuteranopia and tritanopia. The seventh curve has the first hue with another
+dash.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def curve_styles(curves: Sequence[Curve]) -> list[dict[str, Json]]:
 
 
 class Charts:
-    """Collects charts; costs that several of them share are stored once."""
+    """Collects charts. Costs that several charts share are stored once."""
 
     def __init__(self, curves: Sequence[Curve]) -> None:
         self.curves = curves
@@ -79,7 +79,7 @@ class Charts:
 
 
 def _pick(values: Sequence[float], keep: Sequence[int]) -> list[float]:
-    # Six digits are more than a pixel can show; the full ones would triple the file.
+    # Six digits are more than a pixel can show. All digits would triple the size of the file.
     return [float(f"{values[i]:.6g}") for i in keep]
 
 
@@ -124,6 +124,6 @@ def _heat_map(run: RunData, title: str) -> dict[str, Json]:
 
 
 def to_json(value: object) -> str:
-    """JSON that is inert inside a <script> element, whatever the strings in it say."""
+    """JSON that is safe inside a <script> element, whatever its strings contain."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

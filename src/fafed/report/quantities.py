@@ -19,7 +19,7 @@ HIGHER_IS_BETTER = ("accuracy", "auc", "f1", "precision", "recall", "score", "r2
 
 @dataclass(frozen=True)
 class Axis:
-    """A cost: what has been spent when a record was written."""
+    """A cost: what a run has spent up to a record."""
 
     key: str
     name: str  # on its button
@@ -59,20 +59,20 @@ AXES = {
 
 @dataclass(frozen=True)
 class Quantity:
-    """Something measured: how to read it from a record, and how to write it."""
+    """A measured quantity: how to read it from a record, and how to format it."""
 
     key: str
     title: str
     read: Read
     higher: bool = False
     share: bool = False  # in [0, 1], written as a percentage
-    logarithmic: bool = False  # worth a logarithmic axis
+    logarithmic: bool = False  # whether it has a logarithmic axis
 
     def text(self, value: float) -> str:
         return percent(value) if self.share else number(value)
 
     def brief(self, value: float) -> str:
-        """Without trailing zeros, for values chosen to be round."""
+        """The value without trailing zeros."""
         return f"{100 * value:.6g}{PERCENT}" if self.share else f"{value:.6g}"
 
     def spread(self, stat: Stat) -> str:
@@ -126,10 +126,10 @@ def _key(part: str, name: str) -> str:
 
 
 def evaluated(runs: Sequence[RunData]) -> list[Quantity]:
-    """What was measured on test data, then on validation data, what matters most first.
+    """The quantities of the test data, then of the validation data, the most important first.
 
-    That is the perplexity of language models, else the accuracy, else another metric of which
-    more is better, else the loss, else whatever there is.
+    First comes the perplexity of language models, then the accuracy, then another metric for which
+    more is better, then the loss, then anything else.
     """
     found: list[Quantity] = []
     language = all(flatten(run.config).get("model.name") == "lstm" for run in runs)
@@ -150,7 +150,7 @@ def evaluated(runs: Sequence[RunData]) -> list[Quantity]:
 
 
 def diagnosed(runs: Sequence[RunData]) -> list[Quantity]:
-    """What the algorithms tell about themselves."""
+    """The algorithms' diagnostics."""
     return [
         Quantity(name, name.replace("_", " "), _reader("diagnostics", name))
         for name in _names(runs, "diagnostics")
@@ -158,7 +158,7 @@ def diagnosed(runs: Sequence[RunData]) -> list[Quantity]:
 
 
 def primary(runs: Sequence[RunData]) -> Quantity:
-    """What curves are ranked by: what `evaluated` puts first, or the training loss without any."""
+    """The quantity that ranks curves: the first of `evaluated`, or else the training loss."""
     return next(iter(evaluated(runs)), TRAIN_LOSS)
 
 

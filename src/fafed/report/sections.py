@@ -1,4 +1,4 @@
-"""The sections of the page as HTML. Every string that is not ours goes through `escape`."""
+"""The sections of the page as HTML. Every string from the data goes through `escape`."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def compared(curves: Sequence[Curve]) -> str:
 
 
 def finding(rows: Sequence[Row], quantity: Quantity) -> str:
-    """One sentence: who ends best, by how much, and whether that is more than the spread."""
+    """One sentence: which curve ends best, by how much, and whether this exceeds the spread."""
     ends = [(row, stat) for row in rows if (stat := _ranked_by(row, quantity)) is not None]
     ends = [(row, stat) for row, stat in ends if math.isfinite(stat.mean)]
     name = quantity.title.split(" = ")[0].lower()
@@ -104,7 +104,7 @@ def _ranked_by(row: Row, quantity: Quantity) -> Stat | None:
 
 
 def _tiles(target: Target | None, reached: Sequence[Reach]) -> str:
-    """For each cost, the curve that pays least for the target."""
+    """For each cost, the curve that reaches the target with the least."""
     able = [reach for reach in reached if reach.costs]
     if target is None or len(reached) < 2 or not able:
         return ""
@@ -148,7 +148,7 @@ def _plot(kind: str, index: int, label: str) -> str:
 
 def _charts(drawn: Drawn, target: Target | None = None) -> str:
     def caption(quantity: Quantity) -> str:
-        # Beside the title, because inside the chart it would lie on the curves.
+        # Beside the title, because inside the chart it would cover the curves.
         if target is None or target.quantity.key != quantity.key:
             return f"<h3>{escape(quantity.title)}</h3>"
         goal = escape(quantity.brief(target.value))
@@ -193,7 +193,7 @@ def curves(curves: Sequence[Curve], main: Drawn, inner: Drawn, target: Target | 
 
 def _table(head: Sequence[str], body: Sequence[str], css: str, caption: str) -> str:
     cells = "".join(f'<th scope="col">{escape(text)}</th>' for text in head)
-    # Focusable, so that the keyboard can scroll what does not fit.
+    # Focusable, so that the keyboard can scroll a wide table.
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}">'
         f'<table class="{css}"><thead><tr>{cells}</tr></thead>'
@@ -258,7 +258,7 @@ def _cost(axis: str, stat: Stat) -> str:
     text = COST_TEXT[axis]
     if not stat.std:
         return text(stat.mean)
-    # Thousands of gradients and a tenth of one would not go together.
+    # Thousands of gradients need no decimals.
     std = round(stat.std) if stat.mean >= 1000 else stat.std
     return f"{text(stat.mean)} ± {text(std)}"
 

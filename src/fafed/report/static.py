@@ -1,6 +1,6 @@
 """Static pictures (SVG, PNG) of the same curves, for papers and README files.
 
-matplotlib is imported where it is used: it takes longer to load than the terminal table to print.
+matplotlib is imported where it is used, because it is slow to load.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_LABELS = 14  # more do not fit beside the lines: then there is a legend below
+MOST_LABELS = 14  # more labels do not fit beside the lines, so a legend replaces them
 LONGEST_LABEL = 36
 DASHES = {"solid": "-", "dash": (0, (5, 2)), "dot": (0, (1.2, 1.6))}
 
@@ -54,7 +54,7 @@ def styled() -> Iterator[None]:
         "xtick.color": LIGHT.muted,
         "ytick.color": LIGHT.muted,
         "text.color": LIGHT.ink,
-        "text.parse_math": False,  # a dollar in a name is a dollar
+        "text.parse_math": False,  # a dollar sign in a name is not mathematics
         "svg.hashsalt": "fafed",  # the same runs give the same file
     }
     with matplotlib.rc_context(settings):
@@ -67,10 +67,10 @@ def figure(
     metric: str | None = None,
     axis: str = "rounds",
 ) -> Path:
-    """Draw training loss and a metric side by side; the suffix of `path` says the format.
+    """Draw the training loss and a metric side by side. The suffix of `path` decides the format.
 
-    `metric` is a name in the records' test results, or validation_NAME, or a diagnostic (by
-    default what curves are ranked by), `axis` one of rounds, gradients, bytes and seconds.
+    `metric` is a name in the records' test results, or validation_NAME, or a diagnostic. By default
+    it is the quantity that ranks curves. `axis` is one of rounds, gradients, bytes and seconds.
     """
     quantity = find_quantity(runs, metric) if metric else primary(runs)
     panels = [TRAIN_LOSS] if quantity is TRAIN_LOSS else [TRAIN_LOSS, quantity]
@@ -80,7 +80,7 @@ def figure(
 
 
 def write_figures(runs: Sequence[RunData], folder: Path) -> list[Path]:
-    """curves-AXIS, one picture per further metric, clients; each as SVG and PNG."""
+    """Write curves-AXIS, one picture for each other metric, and clients, as SVG and PNG."""
     curves = make_curves(runs)
     measured = evaluated(runs)
     written: list[Path] = []
@@ -205,7 +205,7 @@ def _end_together(lines: Sequence[Any]) -> bool:
 
 
 def apart(places: Sequence[float], gap: float) -> list[float]:
-    """The nearest ascending places at least `gap` apart, kept within [0, 1] where they fit."""
+    """The nearest ascending positions at least `gap` apart, within [0, 1] if they fit."""
     result: list[float] = []
     for place in places:
         result.append(max(place, result[-1] + gap) if result else place)

@@ -18,7 +18,7 @@ from fafed.report.quantities import TRAIN_LOSS, Quantity, evaluated
 
 @dataclass(frozen=True)
 class Row:
-    """A curve at its last common round; `final` and `best` are by metric."""
+    """A curve at its last common round. The keys of `final` and `best` are metrics."""
 
     label: str
     seeds: int
@@ -34,7 +34,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of the final table; `value` is None where a column has no winner."""
+    """One column of the final table. `value` is None if the column has no best value."""
 
     title: str
     text: Callable[[Row], str]
@@ -78,7 +78,7 @@ def _row(curve: Curve, quantities: Sequence[Quantity]) -> Row:
 
 
 def _final(curve: Curve, quantity: Quantity) -> Stat | None:
-    """Of a seed that diverged the end is no number, however good its last round was."""
+    """The final value. If a seed diverged it is NaN, however good its last round was."""
     values = curve.series(quantity).values
     if not values:
         return None
@@ -86,7 +86,7 @@ def _final(curve: Curve, quantity: Quantity) -> Stat | None:
 
 
 def columns(quantities: Sequence[Quantity]) -> list[Column]:
-    """The columns for these quantities; only the first one also shows its best round."""
+    """The columns for these quantities. Only the first one also shows its best round."""
 
     def measured(title: str, quantity: Quantity, get: Callable[[Row], Stat | None]) -> Column:
         def text(row: Row) -> str:
@@ -124,7 +124,7 @@ def columns(quantities: Sequence[Quantity]) -> list[Column]:
 
 
 def winner(values: Sequence[float | None], higher: bool) -> int | None:
-    """Where the best value is; None if there is no contest."""
+    """The index of the best value; None if there is nothing to compare."""
     # x == x is false for NaN: a diverged curve cannot win.
     known = [(value, i) for i, value in enumerate(values) if value is not None and value == value]
     if not known or len(values) < 2:
@@ -133,9 +133,9 @@ def winner(values: Sequence[float | None], higher: bool) -> int | None:
 
 
 def rich_table(runs: Sequence[RunData], title: str | None = None) -> Table:
-    """The final table for a terminal, best values in bold; the page has more columns."""
+    """The final table for a terminal, with the best values in bold. The page has more columns."""
     rows = table(runs)
-    narrow = ("Seeds", "Rounds", "Sent down")  # the same for all, or told by "Sent up"
+    narrow = ("Seeds", "Rounds", "Sent down")  # left out in a terminal
     found = [c for c in columns(evaluated(runs)[:1]) if c.title not in narrow]
     winners: list[Any] = [winner([c.value(row) for row in rows], c.higher) for c in found]
     seeds = max(row.seeds for row in rows)
@@ -147,7 +147,7 @@ def rich_table(runs: Sequence[RunData], title: str | None = None) -> Table:
     for column in found:
         result.add_column(column.title, justify="right")
     for i, row in enumerate(rows):
-        # Text, not str: a label with square brackets is no markup.
+        # Text, not str: square brackets in a label are not markup.
         cells = [
             Text(column.text(row), style="bold" if best == i else "")
             for column, best in zip(found, winners, strict=True)

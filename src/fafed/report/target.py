@@ -1,4 +1,4 @@
-"""What it costs to reach a target: rounds, gradients, bytes and seconds."""
+"""The cost of reaching a target: rounds, gradients, bytes and seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fafed.report.curves import Curve
 from fafed.report.numbers import Stat
 from fafed.report.quantities import AXES, Quantity
 
-WAY = 0.9  # the automatic target: this far from the start to the best end
+WAY = 0.9  # the automatic target: this share of the way from the start to the best end
 
 
 @dataclass(frozen=True)
@@ -27,18 +27,18 @@ class Target:
 
 @dataclass(frozen=True)
 class Reach:
-    """How many seeds of a curve met the target and, if all did, what they had spent by then."""
+    """How many seeds of a curve reached the target and, if all did, their costs until then."""
 
     label: str
     seeds: int
     reached: int
-    costs: dict[str, Stat]  # by axis; empty unless every seed met the target
+    costs: dict[str, Stat]  # by axis; empty unless every seed reached the target
 
 
 def choose_target(
     curves: Sequence[Curve], quantity: Quantity, value: float | None = None
 ) -> Target | None:
-    """The given target, else one by rule; None if the quantity never got better."""
+    """The given target, or else one by a rule; None if the quantity never improved."""
     ends = [series for curve in curves if (series := curve.series(quantity).finite()).values]
     if value is not None:
         if not math.isfinite(value) or (quantity.share and not 0 <= value <= 1):
@@ -50,7 +50,7 @@ def choose_target(
     start = statistics.fmean(series.mean[0] for series in ends)
     best = (max if quantity.higher else min)(series.mean[-1] for series in ends)
     if best == start or (best > start) != quantity.higher:
-        return None  # nothing was gained, so there is no way to go
+        return None  # nothing improved, so there is no target
     value = _rounded(start + WAY * (best - start), quantity)
     return Target(
         quantity,
@@ -61,7 +61,7 @@ def choose_target(
 
 
 def _rounded(value: float, quantity: Quantity) -> float:
-    """Three digits, towards the easier side: a rounded target must not become unreachable."""
+    """Round to three digits, towards the easier side, so that the target stays reachable."""
     if value == 0:
         return value
     unit = 10.0 ** (math.floor(math.log10(abs(value))) - 2)

@@ -10,7 +10,7 @@ from typing import Any
 from fafed.core.run_data import StudyData, show
 from fafed.report.numbers import number
 
-LOG_RATIO = 30  # parameters that span more are drawn on a logarithmic axis
+LOG_RATIO = 30  # parameters with a larger ratio have a logarithmic axis
 
 
 def ranked(study: StudyData) -> list[dict[str, Any]]:

@@ -1,1 +1,1 @@
-"""Real silos, whatever carries the messages: what is sent, kept, checked and written down."""
+"""Runs over real silos: messages, their checks, the states of silos, and audit files."""

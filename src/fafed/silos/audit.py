@@ -1,8 +1,8 @@
-"""What was sent and received, one line of JSON each, appended and never changed; and the log.
+"""The audit file: one JSON line per message, appended and never changed. And the log.
 
-Each line carries the SHA-256 of the line before it, so that a line that was changed, removed or put
-in shows. Lines that are missing at the end show only against a hash that was noted elsewhere: the
-one that `fafed silos audit` prints. A line that a crash cut short stays, and the next one says so.
+Each line carries the SHA-256 of the line before it. So a changed, removed or inserted line is
+noticed. Missing lines at the end are noticed only with a hash that was noted elsewhere: the one
+that `fafed silos audit` prints. A line that a crash cut short stays, and the next line says so.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from fafed.silos.messages import ExchangeId, OneLine
 
 
 class Audit:
-    """An append-only file: who, when, which round, how much, and the digest of the numbers."""
+    """An append-only file: silo, time, round, size, and the digest of the numbers."""
 
     def __init__(self, path: Path, who: str) -> None:
         self.path = path
         self.who = who
-        self.lock = threading.Lock()  # the lines of two threads do not mix
+        self.lock = threading.Lock()  # so that lines of two threads do not mix
         files.make_folder(path.parent, private=True)
 
     def note(
@@ -59,7 +59,7 @@ class Audit:
             with self.lock:
                 file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
                 try:
-                    fcntl.flock(file, fcntl.LOCK_EX)  # of several processes; ends with the file
+                    fcntl.flock(file, fcntl.LOCK_EX)  # between processes; released with the file
                     _append(file, line)
                 finally:
                     os.close(file)
@@ -79,7 +79,7 @@ def _append(file: int, line: dict[str, object]) -> None:
     try:
         files.append(file, b"\n" * torn + json.dumps(chained).encode() + b"\n")
     except OSError:
-        os.ftruncate(file, facts.st_size)  # all of a line or nothing
+        os.ftruncate(file, facts.st_size)  # write a whole line or nothing
         raise
 
 
@@ -99,14 +99,14 @@ def _hash(line: bytes) -> str:
 
 
 def verify(path: Path, head: str | None = None) -> tuple[int, str]:
-    """Check the chain; returns the number of lines and the hash of the last one. `head` is such a
-    hash from an earlier time: its line must still be there. Lines from before there was a chain
-    stand at the beginning and are held only by the first that is chained."""
+    """Check the chain. Return the number of lines and the hash of the last line. `head` is such a
+    hash from an earlier time: its line must still be there. Old files begin with lines that are not
+    chained. Only the first chained line protects them."""
     try:
         *lines, rest = path.read_bytes().split(b"\n")
     except OSError as cause:
         raise FafedError(f"the audit file {path} cannot be read: {cause}") from cause
-    before, begun, unread = b"", False, None  # unread: the line before, if it is not JSON
+    before, begun, unread = b"", False, None  # unread: the previous line, if it is not JSON
     for number, line in enumerate(lines, start=1):
         try:
             facts = dict(json.loads(line))
@@ -142,7 +142,7 @@ def _broken(path: Path, number: int, why: str) -> str:
 
 @contextlib.contextmanager
 def logged(path: Path) -> Iterator[None]:
-    """What fafed logs meanwhile is also appended to this file."""
+    """Append everything that fafed logs to this file, too."""
     files.make_folder(path.parent, private=True)
     files.open_private(path, append=True).close()
     logger, handler = logging.getLogger("fafed"), logging.FileHandler(path, encoding="utf-8")

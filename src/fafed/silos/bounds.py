@@ -1,18 +1,18 @@
-"""What one silo may do to a run: the server's [bounds], and who has failed how often.
+"""What one silo may do to a run: the server's [bounds], and how often each silo has failed.
 
     norm = 30.0       times the norm that is usual among the other silos
     examples = 100.0  times the number of examples that is usual among the other silos
     failures = 10     of a silo, and it is left out until the run is started again
 
-A silo cannot be seen to lie while its numbers are of the usual size. The bounds keep one silo from
-owning the run with a single message; they do not make the mean a robust one.
+The server cannot notice a lie whose numbers have the usual size. The bounds stop one silo from
+taking over the run with a single message. They do not make the mean a robust one.
 
-The norm is that of each vector of a message by itself. A vector that has the name and the shape of
-one that was sent down (FAFED's x, m and v) is measured from there, any other (an update, a
-gradient) from zero. Usual is the median of the other silos in this exchange, or the median of the
-last rounds, whichever is larger. A vector of squares (FAFED's v) may be norm^2 times the usual, and
-must not be negative. What is beyond is refused as a whole. Nothing is clipped: what counts is what
-a silo has sent.
+The norm is checked for each vector of a message separately. If a vector has the name and the shape
+of one that was sent down (FAFED's x, m and v), the norm is that of the difference. For any other
+(an update, a gradient) it is that of the vector itself. The usual norm is the median of the other
+silos in this exchange, or the median of the last rounds, whichever is larger. A vector of squares
+(FAFED's v) may be norm^2 times the usual, and must not be negative. A message that exceeds a bound
+is refused as a whole. Nothing is clipped.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from fafed.core import tree
 from fafed.experiments.config import Part
 from fafed.silos import payload
 
-ROUNDS = 20  # that the server remembers norms of
-TINY = 1e-6  # of the model's norm: where nobody else moves, so much is no offence
+ROUNDS = 20  # rounds whose norms the server remembers
+TINY = 1e-6  # share of the model's norm that is allowed even if no other silo moves
 
 
 class Bounds(Part):
@@ -41,7 +41,7 @@ class Bounds(Part):
 
 
 class Guard:
-    """Looks at the sizes of what the silos send, and remembers those of the last rounds."""
+    """Checks the norms of the silos' messages, and remembers those of the last rounds."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
@@ -51,8 +51,8 @@ class Guard:
     def refused(
         self, key: object, answers: Mapping[int, object], down: object, squares: Sequence[str] = ()
     ) -> dict[int, str]:
-        """Client -> why, for those whose answers are too large. `key` says which exchange it is;
-        an answer is a message with its buffers, and so is `down`."""
+        """Client -> reason, for clients whose answers are too large. `key` names the exchange. An
+        answer is a message with its buffers, and so is `down`."""
         sent = tree.flatten(down)
         slack = TINY * (1 + _norm(sent["0.x"], None))
         sizes = {client: _sizes(answer, sent) for client, answer in answers.items()}
@@ -80,7 +80,7 @@ class Guard:
         return found
 
     def failure(self, client: int) -> bool:
-        """Count a failure of this client; whether it was its last."""
+        """Count a failure of this client. Return whether the client is left out from now on."""
         self.failed[client] += 1
         return self.failed[client] == self.bounds.failures
 
@@ -88,7 +88,7 @@ class Guard:
         return self.failed[client] >= self.bounds.failures
 
     def too_many(self, examples: Sequence[int]) -> dict[int, str]:
-        """Client -> why, for those that claim far more examples than the others."""
+        """Client -> reason, for clients that claim far more examples than the other clients."""
         found = {}
         for client, count in enumerate(examples):
             others = [other for who, other in enumerate(examples) if who != client]
@@ -115,7 +115,7 @@ def _negative(leaf: Tensor) -> bool:
 
 
 def _norm(leaf: Tensor, start: Tensor | None) -> float:
-    """The length of leaf - start, in float64, a stretch at a time."""
+    """The norm of leaf - start, in float64, computed piece by piece."""
     total = 0.0
     if start is None:
         for part in payload.stretches(leaf):

@@ -1,4 +1,4 @@
-"""What an experiment may ask of a silo: the [limits] of the silo's own file, safe by default.
+"""What an experiment may ask of a silo: the [limits] in the silo's own file. Safe by default.
 
     min_batch_size = 32             examples behind one gradient
     min_local_steps = 2             with one, what leaves is a plain gradient
@@ -14,8 +14,9 @@
     max_clients = 1000
     max_parameters = 1000000000     of a model that fafed brings
 
-The first nine protect the rows, so they do not hold where `share = true`: there the experiment
-brings its own data. The others protect the machine, and hold before anything is loaded or built.
+The first nine limits protect the rows. They do not apply where `share = true`, because there the
+experiment brings its own data. The other four protect the machine. They are checked before anything
+is loaded or built.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ from fafed.errors import ConfigError, FafedError
 from fafed.experiments.config import Experiment, Part
 from fafed.silos import payload
 
-LOCK_SECONDS = 60.0  # another process of this silo holds the budget for milliseconds
+LOCK_SECONDS = 60.0  # the longest wait for another process; it needs the budget for milliseconds
 
 
 class Refusal(ConfigError):
-    """The experiment wants something that the silo's, or the server's, own file does not allow."""
+    """The silo's or the server's own file does not allow this experiment."""
 
 
 class Limits(Part):
@@ -62,15 +63,15 @@ class Limits(Part):
     max_parameters: int = Field(default=10**9, ge=1)
 
     def check_machine(self, experiment: Experiment, clients: int) -> None:
-        """Refuse what would hang or kill this silo, before anything is loaded or built."""
+        """Refuse what would block or kill this silo, before anything is loaded or built."""
         self._at_most("local_steps", experiment.local_steps, "max_local_steps")
         self._at_most("threads", experiment.threads, "max_threads")
         self._at_most("the number of clients", clients, "max_clients")
         self._at_most("the model's number of parameters", _size(experiment), "max_parameters")
 
     def check_rows(self, experiment: Experiment, algorithm: AnyAlgorithm, rows: int) -> None:
-        """Refuse what would show single rows. `rows` are those to train on; the words for the
-        server do not say how many."""
+        """Refuse what would show single rows. `rows` is the number of rows to train on. The error
+        goes to the server, so it does not tell this number."""
         name = type(algorithm).__name__
         self._at_least("local_steps", experiment.local_steps, "min_local_steps")
         self._at_most("data.validation", experiment.data.validation, "max_validation")
@@ -104,8 +105,8 @@ class Limits(Part):
         found: object,
         buffers: tuple[Tensor, ...],
     ) -> None:
-        """Refuse a first message that is not what the model and the algorithm begin with. The last
-        digits may differ between two kinds of processors."""
+        """Refuse a first message that differs from the initial state of the model and the
+        algorithm. The last digits may differ, because processors round differently."""
         if experiment.model.name in self.models_from_given_weights:
             return
         first = _exchanges(algorithm)[0]
@@ -148,7 +149,7 @@ def _close(a: Tensor, b: Tensor) -> bool:
 
 
 def _anchor(experiment: Experiment) -> int | str:
-    """How many rows the first estimate takes, as `preparation.sizes` has it."""
+    """How many rows the first estimate takes, as in `assemble.sizes`."""
     if experiment.opening_batch_size is not None:
         return experiment.opening_batch_size
     size = experiment.batch_size
@@ -156,9 +157,9 @@ def _anchor(experiment: Experiment) -> int | str:
 
 
 def _size(experiment: Experiment) -> int:
-    """The parameters of one of fafed's own models, counted without making them."""
+    """The number of parameters of one of fafed's own models, without allocating them."""
     if ":" in experiment.model.name:
-        return 0  # its code is on the allow-list: who runs the silo trusts it
+        return 0  # own code is on the allow-list: the silo's administrator trusts it
     with torch.device("meta"):
         made = models.build(experiment.model.name, **experiment.model.options)
     return sum(p.numel() for p in (*made.parameters(), *made.buffers()))
@@ -173,8 +174,8 @@ class Spent(TypedDict):
 
 
 class Budget:
-    """How often the rows of this silo have been looked at: on its disk, for any process, and
-    written before the look. A silo that is started again goes on counting."""
+    """How often the rows of this silo have been used. The count is on disk, shared by all processes
+    of the silo, and written before each use. A restarted silo continues the count."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "budget.json"
@@ -213,7 +214,7 @@ class Budget:
             good = isinstance(known["visits"], float) and isinstance(known["runs"], dict)
         except (ValueError, TypeError, KeyError):
             good = False
-        if not good:  # an empty budget would be a full one
+        if not good:  # without the file, the full budget could be spent again
             raise FafedError(
                 f"{self.path} is damaged: restore it, or delete it to begin to count anew"
             )

@@ -1,4 +1,4 @@
-"""What a process with a large model can do without."""
+"""How a process with a large model saves memory."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # of mallopt(3)
 
 
 def return_memory() -> None:
-    """Give freed tensors back to the system: the opposite of `allocation.keep_memory`, which is
-    for gradients. A server makes none, and waits most of the time."""
+    """Return freed memory to the system. This is the opposite of `malloc.keep_freed_memory`, which
+    helps to compute gradients. A server computes none, and waits most of the time."""
     for option, value in (
         (_MMAP_MAX, 65536),
         (_MMAP_THRESHOLD, payload.LARGE),
@@ -30,13 +30,13 @@ def return_memory() -> None:
 
 
 def trim() -> None:
-    """Give back what the pieces of a large message took on their way; gradients come next."""
+    """Return the memory that the pieces of a large message took, before gradients need memory."""
     call("malloc_trim", 0)
 
 
 def park(goal: Model, folder: Path) -> None:
-    """Move the numbers that a large model begins with to disk. They are what its parameters are
-    until the first message comes, and then nothing asks for them."""
+    """Move the initial parameters of a large model to disk. They are needed only until the first
+    message comes."""
     size = goal.x0.numel() * goal.x0.element_size()
     if size <= payload.LARGE or goal.x0.device.type != "cpu" or goal.dtype != goal.x0.dtype:
         return
@@ -49,8 +49,9 @@ def park(goal: Model, folder: Path) -> None:
 
 
 def mean(trees: Sequence[T], weights: Sequence[float], folder: Path) -> T:
-    """The weighted mean of trees of tensors, with the numbers of `tree.Mean`, but a stretch at a
-    time: its sum in float64 would take twice the memory of a message. Large leaves are on disk."""
+    """The weighted mean of trees of tensors, with the same numbers as `engines.mean.Mean`. It is
+    computed piece by piece, because a whole sum in float64 would take twice the memory of a
+    message. Large leaves are on disk."""
     columns = zip(*(tree.leaves(one) for one in trees), strict=True)
     return tree.rebuilt(trees[0], [_mean(leaves, weights, folder) for leaves in columns])
 

@@ -1,9 +1,9 @@
-"""What travels between the server and a silo, and the checks it must pass.
+"""Messages between the server and a silo, and the checks that they must pass.
 
-A message is a head, JSON with the facts and a table of the tensors, and a body, their bytes one
-after another in little-endian order. Nothing is pickled. `read` either returns what was expected,
-to the last shape and number, or raises `Refused`, whatever the bytes. Where a large body is, and
-how it is read without a copy, is the business of `bodies`.
+A message has a head and a body. The head is JSON: some facts, and a table of the tensors. The body
+is the bytes of the tensors one after another, in little-endian order. Nothing is pickled. `read`
+accepts any bytes. It returns the content if every shape and number is as expected, and raises
+`Refused` otherwise. `payload` stores a large body and reads it without a copy.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ assert sys.byteorder == "little", "messages are little-endian, as is every machi
 
 
 class Refused(FafedError):
-    """A message that is not what it must be; says why."""
+    """A message is wrong. The error says why."""
 
 
 class Message(NamedTuple):
-    """As it travels. The body is the same for all silos of an exchange, and made once."""
+    """A message as it travels. The body is made once for all silos of an exchange."""
 
     head: bytes
     body: Body
@@ -81,11 +81,11 @@ class ExchangeId(NamedTuple):
     run: str
     round: int = 0
     exchange: int = 0
-    attempt: str = ""  # a round that is tried again has another one
+    attempt: str = ""  # a repeated round has a new one
 
     @classmethod
     def from_head(cls, head: Head) -> ExchangeId:
-        """The place that a message's head names."""
+        """The run, round and exchange that a message's head names."""
         return cls(head["run"], head["round"], head["exchange"], head["attempt"])
 
 
@@ -98,7 +98,7 @@ class Packed(NamedTuple):
 
 
 class Content(NamedTuple):
-    """What a message says, after every check."""
+    """The content of a message, after all checks."""
 
     kind: str
     place: ExchangeId
@@ -111,7 +111,7 @@ Shapes = dict[str, tuple[tuple[int, ...] | None, torch.dtype]]  # None: any shap
 
 
 def pack(content: object) -> Packed:
-    """Large tensors are not copied: they must stay as they are until the message has gone."""
+    """Large tensors are not copied: do not change them until the message has been sent."""
     leaves = tree.flatten(content)
     table: list[list[str | list[int]]] = [
         [name, NAMES[leaf.dtype], list(leaf.shape)] for name, leaf in leaves.items()
@@ -136,12 +136,12 @@ EMPTY = pack(())
 
 
 def shapes(content: object) -> Shapes:
-    """What a message like this one looks like."""
+    """The shapes and types of such a message."""
     return {n: (tuple(leaf.shape), leaf.dtype) for n, leaf in tree.flatten(content).items()}
 
 
 def glance(head: bytes) -> Head:
-    """The head of a message, well-formed but not yet checked against anything."""
+    """The head of a message. It is well-formed, but its values are not checked yet."""
     if len(head) > HEAD_LIMIT:
         raise Refused(f"its head has {len(head)} bytes, more than {HEAD_LIMIT}")
     try:
@@ -174,7 +174,7 @@ def read(
     *,
     finite: bool = True,
 ) -> Content:
-    """The content of a message that must be of one of the `expected` kinds and at this place."""
+    """The content of a message. Its kind must be `expected`, and its exchange this one."""
     if message.size > limit:
         raise Refused(f"it has {message.size} bytes, more than the {limit} that it may have")
     found = glance(message.head)
@@ -218,7 +218,8 @@ def number(
     low: int = 0,
     high: int = 2**53 - 1,  # a larger one may be no float
 ) -> float:
-    """A finite number among the facts; a whole one is at least `low`. None is beyond `high`."""
+    """A finite number among the facts. An integer is at least `low`, and no number exceeds
+    `high`."""
     value = facts.get(name)
     if type(value) is int:
         good = abs(value) <= high and (value >= low or not whole)
@@ -264,14 +265,14 @@ def _no_constant(text: str) -> None:
 
 
 def clean(text: object, length: int = 300) -> str:
-    """Text from elsewhere as it may stand in a log: short, on one line, without characters that
-    steer a terminal."""
+    """Make text from another machine safe for a log: short, on one line, without control
+    characters for a terminal."""
     line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(text))
     return line if len(line) <= length else line[: length - 3] + "..."
 
 
 class OneLine(logging.Formatter):
-    """A record begins a line, and nothing in it can look as if another record began."""
+    """Every log record is one line, so its text cannot imitate another record."""
 
     def format(self, record: logging.LogRecord) -> str:
         lines = super().format(record).splitlines()

@@ -1,9 +1,9 @@
-"""Where the numbers of a message are: small ones in memory, large ones on disk.
+"""The body of a message: small ones are in memory, large ones on disk.
 
-A model may be so large that one copy of a message is all a machine can hold. So a large body is
-never copied as a whole: one that goes out is the tensors themselves, one that comes in is written,
-piece by piece, to a file without a name, which is mapped into memory and gone with the process.
-Its pages are the system's to take back whenever it needs them.
+A model may be so large that a machine can hold only one copy of a message. So a large body is never
+copied as a whole. An outgoing body is the tensors themselves. An incoming body is written piece by
+piece to a file without a name. The file is mapped into memory and vanishes with the process. The
+system can take back its pages whenever it needs memory.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from torch import Tensor
 from fafed import files
 from fafed.errors import FafedError
 
-LARGE = 2**22  # bytes; below, memory is cheaper than a file
-PIECE = 2**24  # bytes that are handled at once
-STRETCH = 2**17  # numbers that are computed with at once
+LARGE = 2**22  # bytes; for smaller bodies memory is cheaper than a file
+PIECE = 2**24  # bytes that are sent or received at once
+STRETCH = 2**17  # numbers that are processed at once, so that they stay in the cache
 
 
 class Chain:
@@ -53,7 +53,7 @@ class Chain:
 
 Body = bytes | bytearray | mmap.mmap | Chain
 _mapped: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
-_mapping = threading.Lock()  # answers come in threads of their own
+_mapping = threading.Lock()  # answers arrive in several threads
 
 
 def room(folder: Path, size: int) -> bytearray | mmap.mmap:
@@ -64,7 +64,7 @@ def room(folder: Path, size: int) -> bytearray | mmap.mmap:
         files.make_folder(folder, private=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file.fileno(), 0, size)  # a full disk is found out here
+                os.posix_fallocate(file.fileno(), 0, size)  # a full disk fails here
             else:
                 file.truncate(size)
             made = mmap.mmap(file.fileno(), size)
@@ -78,7 +78,7 @@ def room(folder: Path, size: int) -> bytearray | mmap.mmap:
 
 
 def rest(file: BinaryIO) -> bytes | mmap.mmap:
-    """What follows in a file. Who writes into a mapped one does not change the file."""
+    """The rest of a file. Writing into the mapped memory does not change the file."""
     at, size = file.tell(), os.fstat(file.fileno()).st_size
     if size - at <= LARGE or at % mmap.ALLOCATIONGRANULARITY:
         return file.read()
@@ -86,7 +86,7 @@ def rest(file: BinaryIO) -> bytes | mmap.mmap:
 
 
 def shelved(body: Body, folder: Path) -> Body:
-    """The same body; a large one that is in memory moves into the folder."""
+    """The same body. A large body in memory moves into the folder."""
     if len(body) <= LARGE or not isinstance(body, bytes | bytearray):
         return body
     place = room(folder, len(body))
@@ -98,7 +98,7 @@ def shelved(body: Body, folder: Path) -> Body:
 
 
 def chained(leaves: Sequence[Tensor]) -> Body:
-    """The bytes of these tensors: a copy if they are few."""
+    """The bytes of these tensors. Few bytes are copied."""
     chain = Chain([flat_bytes(leaf).numpy().data for leaf in leaves if leaf.numel()])
     return chain if len(chain) > LARGE else bytearray(bytes(chain))
 
@@ -108,7 +108,7 @@ def flat_bytes(leaf: Tensor) -> Tensor:
 
 
 def tensor(body: Body, dtype: torch.dtype, shape: Sequence[int], at: int) -> Tensor:
-    """The numbers from this byte on: those of a mapped body as they lie there, others copied."""
+    """The tensor that begins at this byte. It is a copy, unless the body is mapped."""
     size = math.prod(shape) * dtype.itemsize
     if isinstance(body, mmap.mmap) and size > LARGE and at % dtype.itemsize == 0:
         return torch.frombuffer(body, dtype=dtype, count=math.prod(shape), offset=at).reshape(shape)
@@ -128,7 +128,7 @@ def empty(folder: Path, like: Tensor) -> Tensor:
 
 
 def pieces(body: Body) -> Iterator[memoryview]:
-    """The bytes in order, a few at a time."""
+    """The bytes in order, in pieces."""
     for part in body.parts if isinstance(body, Chain) else [memoryview(body)]:
         for at in range(0, len(part), PIECE):
             yield part[at : at + PIECE]
@@ -138,7 +138,7 @@ def pieces(body: Body) -> Iterator[memoryview]:
 
 
 def cut(body: Body, at: int) -> bytes | memoryview:
-    """A piece that begins with this byte: of a large body not copied where that can be."""
+    """A piece that begins at this byte. For a large body it is not a copy if possible."""
     if isinstance(body, Chain):
         for part in body.parts:
             if 0 <= at < len(part):
@@ -149,7 +149,7 @@ def cut(body: Body, at: int) -> bytes | memoryview:
 
 
 def stretches(leaf: Tensor) -> Iterator[Tensor]:
-    """The numbers of a tensor in order, so few at a time that they stay in the cache."""
+    """The numbers of a tensor in order, in pieces that stay in the cache."""
     for index, stretch in enumerate(torch.split(leaf.reshape(-1), STRETCH), start=1):
         yield stretch
         if index % (PIECE // STRETCH) == 0:
@@ -164,8 +164,7 @@ def digest(body: Body) -> str:
 
 
 def release() -> None:
-    """Give back the memory of what was read from files or written to them; it is read again when
-    it is wanted again."""
+    """Return the memory of mapped files to the system. It is read again when needed."""
     with _mapping:
         found = list(_mapped)
     for body in found:

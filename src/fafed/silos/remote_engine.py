@@ -1,8 +1,9 @@
-"""An engine whose clients are silos elsewhere.
+"""An engine whose clients are real silos.
 
-The numbers are those of the loop engine: messages are added in the order of the clients. Who does
-not answer by the deadline, or sends what is refused, is left out of the round as a failing client
-is in simulation; who has failed too often is asked no more. Below `min_silos` the run stops.
+The numbers are those of the loop back end: messages are added in the order of the clients. A silo
+that misses the deadline, or whose answer is refused, is left out of the round, like a failing
+client in simulation. A silo that has failed too often is not asked again. With fewer than
+`min_silos` the run stops.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ class Silos(Engine):
         return self._objective
 
     def snapshot(self) -> Snapshot:
-        """States stay with the silos. A silo's state counts only if its answer did: the notes say
-        which one does."""
+        """States stay with the silos. A silo's state is valid only if its answer was accepted. The
+        notes say which state is valid."""
         notes = {str(client): tag for client, tag in self.counted.items()}
         return Snapshot([None] * self.population, notes)
 
@@ -172,7 +173,7 @@ class Silos(Engine):
         ):
             client = self.federation.silos.index(silo)
             if found is None:
-                continue  # said and written down already
+                continue  # already logged
             if found.kind == "lost" and self._may_have_lost(client, place):
                 forgot.append(client)
             elif (one := self._taken(client, found, like[0])) is not None:
@@ -194,9 +195,9 @@ class Silos(Engine):
     def _beyond(
         self, given: Mapping[int, Given], down: object, place: ExchangeId
     ) -> dict[int, str]:
-        """Client -> why its answer is too large to be let into the mean."""
+        """Client -> reason, for answers that are too large for the mean."""
         if self.population == 1:
-            return {}  # the run is this silo's own
+            return {}  # there is only one silo
         answers = {client: (one.message, one.buffers) for client, one in given.items()}
         key = place.round == 1, place.exchange
         return self.guard.refused(key, answers, down, self.algorithm.squares)
@@ -218,14 +219,15 @@ class Silos(Engine):
             )
 
     def _count_refused(self, asked: Sequence[int], place: ExchangeId) -> None:
-        """Answers that were refused before they could be looked at are failures, too; a silo that
-        does not answer has not failed."""
+        """Count an answer that was refused before it was read as a failure, too. A silo that does
+        not answer has not failed."""
         for client in asked:
             if self.federation.silos[client] in self.mailbox.refused:
                 self._failed(client, place)
 
     def _may_have_lost(self, client: int, place: ExchangeId) -> bool:
-        """A silo can lose only what it had, and not twice in a round: each time costs everyone."""
+        """Whether a claim to have lost the state is accepted. The silo must have had a state, and
+        may lose it once in a round, because each time the round is repeated for all silos."""
         had = client in (self.pending if place.exchange else self.counted)
         return had and self.lost.get(client) != place.round
 
@@ -246,7 +248,7 @@ class Silos(Engine):
         return messages.write("visit", place, facts, packed)
 
     def _taken(self, client: int, found: Content, like: Sent) -> Given | NotFinite | None:
-        """What an answer holds; None for one that is none, which counts as a failure."""
+        """The content of an answer. None if it is not a valid answer, which counts as a failure."""
         silo, facts, number = self.federation.silos[client], found.facts, messages.number
         if found.kind == "answer":
             try:
@@ -272,13 +274,13 @@ class Silos(Engine):
     def _like(
         self, exchange: Exchange, down: HasX, buffers: tuple[Tensor, ...], place: ExchangeId
     ) -> tuple[Sent, Shapes]:
-        """What an answer looks like, found by letting a client do one step on nothing."""
+        """The shape of an answer. A client makes one step without data to find it."""
         sizes = tuple(leaf.shape for leaf in tree.leaves(down))
         key = (self.opening, place.exchange, sizes)
         if key not in self.cache:
             try:  # without numbers it costs nothing
                 done = self._tried(exchange, tree.map(lambda leaf: leaf.to("meta"), down), place)
-            except (RuntimeError, NotImplementedError):  # one that looks at a number
+            except (RuntimeError, NotImplementedError):  # the algorithm needs numbers
                 done = self._tried(exchange, down, place)
             self.cache[key] = tree.map(lambda leaf: leaf.to("meta"), (*done, buffers))
         self.ghost, message, own = self.cache[key]

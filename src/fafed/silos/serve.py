@@ -1,4 +1,4 @@
-"""A run over silos in an ordinary run directory: records, checkpoints and reports as ever."""
+"""A run over silos in an ordinary run directory, with records, checkpoints and reports."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def serve(
     bounds: Bounds | None = None,
     on_record: OnRecord | None = None,
 ) -> None:
-    """Run the experiment over these silos, from where it stopped if it was begun before.
+    """Run the experiment over these silos. Resume it if it has begun before.
 
-    measure: "share" to measure on the experiment's own data, for try-outs; a file of inputs and
-    targets to measure on that; None not to measure.
-    allow: the code, beside fafed's own, that may run here; None: any, since the caller's own does.
+    measure: the data for evaluation: a file of inputs and targets, or "share" for the experiment's
+    own data (in a local federation), or None for no evaluation.
+    allow: the code, beside fafed's own, that may run here. None allows any code.
     bounds: what one silo may do to the run.
     """
     if allow is not None:
@@ -102,7 +102,7 @@ def serve(
         return Prepared(run, goal, shards)
 
     with logged(place.path / "log.txt"):
-        execute(experiment, place, on_record, prepare, lag=0)  # silos keep two rounds, not more
+        execute(experiment, place, on_record, prepare, lag=0)  # silos keep only two rounds
 
 
 class Known(TypedDict):
@@ -123,8 +123,9 @@ class Welcome(NamedTuple):
 
 
 def greeted(experiment: Experiment, place: RunDir, mailbox: Mailbox, bounds: Bounds) -> Known:
-    """Tell the silos what is to be run. What they say at the first start holds for the run:
-    then all of them must come; later `min_silos` are enough."""
+    """Tell the silos which experiment runs, and collect what they say about themselves. What they
+    say at the first start is used for the whole run. All silos must come to the first start. Later
+    `min_silos` are enough."""
     known = place.json("silos.json", "begin the run anew in another folder")
     federation = mailbox.federation
     if known and known["silos"] != list(federation.silos):
@@ -177,20 +178,21 @@ def greeted(experiment: Experiment, place: RunDir, mailbox: Mailbox, bounds: Bou
 
 
 def _welcome(facts: Facts, experiment: Experiment) -> Welcome:
-    """What a silo says of itself. How much it draws at a time is not its to say."""
+    """What a silo says about itself. The silo does not decide the batch size."""
     examples = messages.number(facts, "examples", whole=True, low=1, high=2**40)
     if facts.get("units") != _units(experiment):
         raise Refused(
             f"units is {messages.clean(facts.get('units'), 80)}, expected {_units(experiment)}"
         )
-    steps = facts.get("epoch_steps")  # said where the experiment's own data are shared
+    steps = facts.get("epoch_steps")  # sent if silos share the experiment's own data
     if steps is not None:
         steps = messages.number(facts, "epoch_steps", whole=True, low=1, high=2**40)
     return Welcome(examples, steps)
 
 
 def _drop_unbelievable(said: dict[str, Welcome], bounds: Bounds) -> None:
-    """A run does not begin with silos whose claims do not fit those of the others."""
+    """Leave out silos that claim far more examples than the other silos. The run must not begin
+    with them."""
     names = list(said)
     claims = [said[silo].examples for silo in names]
     reasons = Guard(bounds).too_many(claims)
@@ -215,7 +217,7 @@ def _epoch_steps(examples: list[int], units: int | None) -> int:
 
 
 def _measured(experiment: Experiment, measure: str | None) -> Shards:
-    """What the server measures on; it has no source to draw from."""
+    """The data that the server evaluates on. The server has no training data."""
     nothing: Any = None
     if measure == "share":
         return assemble.shard(experiment)._replace(source=nothing)
@@ -226,9 +228,9 @@ def _measured(experiment: Experiment, measure: str | None) -> Shards:
 
 
 def _tried(measured: Measure | None, goal: Model, parts: Parts, file: str | None) -> Measure | None:
-    """Measured once in advance: a file that does not fit the model is told before the first round,
-    and the server sees no client's data to compare it with. The model is probed on the same data,
-    so that it is measured on the same fast paths, and with the same digits, as in simulation."""
+    """Evaluate once in advance. So an error about a file that does not fit the model comes before
+    the first round. The model is also probed on this data. So evaluation uses the same fast paths,
+    and gives the same digits, as in simulation."""
     if measured is not None:
         try:
             goal.probe(goal.here(next(iter(next(iter(parts.values()))()))))

@@ -1,4 +1,4 @@
-"""The server's side of the wire: who takes part, what goes out, and what comes in, checked."""
+"""The server's side: which silos take part, sending messages, and checking answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fafed.silos.audit import Audit
 from fafed.silos.messages import HEAD_LIMIT, Content, ExchangeId, Message, Refused, Shapes
 
 log = logging.getLogger("fafed")
-NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}"  # of a silo: it goes into files of other programs
+NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}"  # name of a silo; other programs' files contain it
 
 
 class TooFew(FafedError):
@@ -25,7 +25,7 @@ class TooFew(FafedError):
 
 
 class Transport(Protocol):
-    """What carries messages to silos: the only thing an engine's adapter must bring."""
+    """Carries messages to silos. This is all that a new transport must implement."""
 
     def present(self) -> Sequence[str]:
         """The silos that can be asked now."""
@@ -33,19 +33,19 @@ class Transport(Protocol):
     def ask(
         self, requests: Mapping[str, Message], seconds: float, limit: int
     ) -> Iterator[tuple[str, Message | None]]:
-        """Send each silo its request and yield the answers as they come, None for a silo that
-        is known to be gone; ends when all are in or the time is over. No answer has more than
-        `limit` bytes: one that claims to is not even taken in."""
+        """Send each silo its request. Yield the answers as they come, and None for a silo that is
+        known to be gone. End when all answers are in or the time is over. An answer that announces
+        more than `limit` bytes is not received."""
 
 
 @dataclass(frozen=True)
 class FederationConfig:
-    """Who takes part, and how long a round waits for them."""
+    """Which silos take part, and how long a round waits for them."""
 
     silos: tuple[str, ...]  # in the order of the clients
     min_silos: int
     deadline: float = 3600.0  # seconds for one exchange
-    start: float = 300.0  # seconds for the silos to come and load their data
+    start: float = 300.0  # seconds for the silos to connect and load their data
 
     def __post_init__(self) -> None:
         if not self.silos or not all(self.silos) or len(set(self.silos)) < len(self.silos):
@@ -67,22 +67,22 @@ class FederationConfig:
     def with_defaults(
         cls, silos: Sequence[str], min_silos: int | None = None, **times: float
     ) -> FederationConfig:
-        """All of them must be there if `min_silos` is None."""
+        """If `min_silos` is None, all silos must take part."""
         return cls(tuple(silos), len(silos) if min_silos is None else min_silos, **times)
 
 
 class Mailbox:
-    """Messages out and in, each checked and written down."""
+    """Sends and receives messages. Checks each one and writes it to the audit file."""
 
     def __init__(self, transport: Transport, federation: FederationConfig, audit: Audit) -> None:
         self.transport = transport
         self.federation = federation
         self.audit = audit
-        self.refused: set[str] = set()  # silos whose answers to the last question were
+        self.refused: set[str] = set()  # silos whose last answers were refused
 
     @property
     def folder(self) -> Path:
-        """Where what is too large for the memory goes: beside the audit file."""
+        """The folder for large messages: that of the audit file."""
         return self.audit.path.parent
 
     def ask(
@@ -93,7 +93,7 @@ class Mailbox:
         digest: str,
         seconds: float,
     ) -> Iterator[tuple[str, Content | None]]:
-        """The silos' answers as they come; None for one that is gone or refused."""
+        """The silos' answers as they come; None for a silo that is gone or refused."""
         for silo, request in requests.items():
             kind = messages.glance(request.head)["kind"]
             self.audit.note("sent", silo, kind, place, request.size, digest)

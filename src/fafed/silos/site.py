@@ -1,4 +1,4 @@
-"""A silo's own file: its data, its folder, the code that it lets run, and what it refuses.
+"""A silo's own file: its data, its folder, the code that may run, and what it refuses.
 
     folder = "/srv/fafed"                    # what the silo keeps: states, the audit file
     allow = ["fashion-cnn", "my_models:Net"] # models and own code that may run here
@@ -6,11 +6,11 @@
     [data]
     folder = "/srv/records"                  # or function = "module:function", or share = true
 
-    [limits]                                 # what `fafed.silos.limits` lists
+    [limits]                                 # see `fafed.silos.limits`
     min_batch_size = 64
 
-The file stays on the silo. The server learns no path and no example, only how many examples there
-are. `share = true` takes this client's share of the experiment's own data, for try-outs.
+The file stays on the silo. The server learns no path and no example, only the number of examples.
+`share = true` takes this client's share of the experiment's own data, for a local federation.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Site(Part):
         return site.model_copy(update={"folder": path.parent / site.folder})
 
     def check(self, experiment: Experiment, clients: int) -> None:
-        """Refuse code beyond the allow-list, and what the machine is not to do."""
+        """Refuse code that is not on the allow-list, and what exceeds the machine's limits."""
         for what, name in self._code(experiment):
             if name not in self.allow:
                 raise Refusal(
@@ -88,7 +88,7 @@ class Site(Part):
             yield from _data(experiment)
 
     def source(self, experiment: Experiment, client: int, clients: int) -> tuple[Source, bool]:
-        """What this client draws from, and whether it is text."""
+        """The data that this client draws batches from, and whether it is text."""
         if self.data.share:
             shards = shard(experiment)
             if len(shards.source.examples) != clients:
@@ -107,14 +107,14 @@ class Site(Part):
         (pool,) = own.clients
         rows, _ = held_out(len(pool[0]), experiment.data.validation, experiment.seed + client)
         self.limits.check_rows(experiment, experiment.algorithm_object(1), len(rows))
-        # Draws depend on the client's number, so it keeps its place among stand-ins of one row.
+        # Draws depend on the client's number. So every other client is a stand-in of one row.
         parts = [rows if i == client else np.zeros(1, np.int64) for i in range(clients)]
         return Examples(pool, parts, **sizes(experiment)), False
 
 
 def check_server(experiment: Experiment, allow: Sequence[str], *, shares_data: bool) -> None:
-    """Refuse code that may not run on the server, where an experiment is built, too. What fafed
-    brings always may."""
+    """Refuse code that may not run on the server, which builds the experiment, too. fafed's own
+    code may always run."""
     own = [("model", experiment.model.name), ("algorithm", experiment.algorithm.name)]
     own += [("loss", experiment.loss), *(("metric", name) for name in experiment.metrics)]
     found = [(what, name) for what, name in own if ":" in name]
@@ -127,7 +127,7 @@ def check_server(experiment: Experiment, allow: Sequence[str], *, shares_data: b
 
 
 def _data(experiment: Experiment) -> Iterator[tuple[str, str]]:
-    """What the experiment would read where its own data are taken."""
+    """The data that the experiment would read if its own data were used."""
     for what in ("function", "folder"):
         if (name := getattr(experiment.data, what)) is not None:
             yield f"data {what}", name

@@ -1,9 +1,9 @@
-"""What a silo keeps between rounds, on its own disk.
+"""The states that a silo keeps between rounds, on its own disk.
 
-A state is tagged with its run, round, exchange and attempt. The newest is kept beside the one it
-came from: the server names the state that counts, and a silo whose last answer was lost, or whose
-server fell back a round, goes on from there. A file is whole or not there, and checked when read:
-8 bytes with the length of a message's head, the head, zeros up to a page, the body.
+A state has a tag: its run, round, exchange and attempt. The silo keeps the newest state and the one
+before it. The server names the valid one. So a silo can continue if its last answer was lost, or if
+its server went back one round. A file is complete or absent, and checked when read. It has 8 bytes
+with the length of a message's head, the head, zeros up to a page, and the body.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fafed.errors import FafedError
 from fafed.silos import messages, payload
 from fafed.silos.messages import ExchangeId, Message, Refused
 
-PAGE = 2**16  # bytes; a multiple of every machine's, so that a body can be mapped into memory
+PAGE = 2**16  # bytes; a multiple of every machine's page, so that a body can be mapped
 
 
 class Lost(FafedError):
-    """The state that the server names is not here; says why."""
+    """The state that the server names is not on this silo. The error says why."""
 
 
 class Store:
@@ -32,7 +32,8 @@ class Store:
         self.folder = folder
 
     def save(self, place: ExchangeId, state: ClientState, base: ExchangeId | None) -> None:
-        """Write the state; with a round's first, only `base`, where it came from, is kept."""
+        """Write the state. The first state of a round deletes all older states but `base`, the
+        state that it was computed from."""
         message = messages.write("state", place, {}, messages.pack(state))
         path = self._path(place)
         files.make_folder(self.folder, private=True)
@@ -45,7 +46,7 @@ class Store:
                 old.unlink(missing_ok=True)
 
     def load(self, place: ExchangeId, like: ClientState) -> ClientState:
-        """The state with this tag, of the shape of `like`; its hidden part may be missing."""
+        """The state with this tag. It has the shape of `like`; its hidden part may be missing."""
         path = self._path(place)
         try:
             with path.open("rb") as file:

@@ -1,8 +1,8 @@
-"""A silo's side: a request comes in, the client does its part, the answer goes out.
+"""The silo's side: it receives a request, runs the client, and sends the answer.
 
-What the silo keeps is on disk before it answers, so any process may take the next request. What
-goes out is listed in `answer` kinds below and in the audit file; an error's text stays in the
-silo's log, since it may name paths: the server is told only its kind.
+The silo writes its state to disk before it answers, so any process may take the next request. The
+audit file lists every answer. The text of an error stays in the silo's log, because it may name
+paths. The server learns only the kind of the error.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ class Worker:
         self.audit = Audit(site.folder / "audit.jsonl", name)
         self.lock = threading.Lock()
         self.budget = Budget(site.folder)
-        self.parts: dict[str, Part] = {}  # run -> the last one
+        self.parts: dict[str, Part] = {}  # run -> the silo's part in it
         self.algorithms: dict[tuple[str, int], AnyAlgorithm] = {}
 
     def handle(self, request: Message) -> Message:
-        """The answer to a request; whatever is wrong with it, there is one."""
+        """The answer to a request. A wrong request gets an answer, too."""
         with self.lock, logged(self.site.folder / "log.txt"):
             return self._handle(request)
 
     def refuse(self, request: Message, why: str) -> Message:
-        """The answer of a silo that does not take part, whatever it is asked."""
+        """The answer of a silo that does not take part, to any request."""
         with self.lock, logged(self.site.folder / "log.txt"):
             log.error("%s: this silo does not take part: %s", self.name, why)
             place = _place(request.head)
@@ -83,8 +83,9 @@ class Worker:
             return answer
 
     def brief(self, hello: Message) -> None:
-        """Learn of a run from a hello that came along with another message, if this silo does not
-        know the run: its disk may be new. Not answered; what is wrong shows in the other answer."""
+        """Learn about a run from a hello that came with another message, if this silo does not know
+        the run: its disk may be new. The hello is not answered. An error appears in the answer to
+        the other message."""
         with self.lock, logged(self.site.folder / "log.txt"), contextlib.suppress(FafedError):
             head = messages.glance(hello.head)
             place = ExchangeId.from_head(head)
@@ -119,7 +120,7 @@ class Worker:
             kind = "lost"
         except NotFinite as cause:
             kind, facts = "diverged", {"what": cause.what}
-        except Exception as cause:  # its text may name paths: it stays here
+        except Exception as cause:  # the text may name paths, so it stays here
             log.exception("%s: round %d failed", self.name, place.round)
             kind, facts = "failed", {"error": type(cause).__name__}
         answer = messages.write(kind, place, facts, packed)
@@ -187,7 +188,7 @@ class Worker:
     def _check_start(
         self, place: ExchangeId, part: Part, algorithm: AnyAlgorithm, found: object, *, begins: bool
     ) -> None:
-        """What a run begins with is checked; one that this silo joins later cannot be."""
+        """Check the initial weights of a run. If the silo joins later, this is not possible."""
         mark, limits = self._folder(place.run) / "begun", self.site.limits
         if begins:
             start = part.goal.start().buffers
@@ -238,7 +239,7 @@ class Worker:
 
     def _algorithm(self, run: str, part: Part, facts: Facts) -> AnyAlgorithm:
         epoch_steps = messages.number(facts, "epoch_steps", whole=True)
-        if (run, epoch_steps) not in self.algorithms:  # one is kept: the server must not fill us
+        if (run, epoch_steps) not in self.algorithms:  # keep one: memory must not fill up
             made = part.experiment.algorithm_object(epoch_steps).bind_model(part.goal.sizes)
             self.algorithms = {(run, epoch_steps): made}
         return self.algorithms[run, epoch_steps]
@@ -253,7 +254,7 @@ class Worker:
 
 
 def unable(head: bytes, cause: Exception) -> Message:
-    """What a silo answers that cannot even begin, because its own file is wrong, say."""
+    """The answer of a silo that cannot start, for example because its own file is wrong."""
     return messages.write("failed", _place(head), {"error": type(cause).__name__}, EMPTY)
 
 
@@ -284,17 +285,17 @@ def _exchange(
 
 
 def _sent(algorithm: AnyAlgorithm, exchange: Exchange, x0: Tensor) -> HasX:
-    """What the server sends looks like this."""
+    """The shapes of what the server sends."""
     try:  # without numbers it costs nothing
         return exchange.send(algorithm.init(x0.to("meta")))
-    except (RuntimeError, NotImplementedError):  # one that looks at a number
+    except (RuntimeError, NotImplementedError):  # the algorithm needs numbers
         return tree.map(lambda leaf: leaf.to("meta"), exchange.send(algorithm.init(x0)))
 
 
 def _state(
     algorithm: AnyAlgorithm, goal: Model, down: HasX, base: ExchangeId | None, store: Store
 ) -> tuple[ClientState, bool]:
-    """What the client goes on from, and whether it keeps anything at all."""
+    """The state that the client continues from, and whether the client keeps a state at all."""
     new = ClientState(algorithm.join(down.x), goal.hidden_like())
     keeps = bool(tree.leaves(new))
     if base is None or not keeps:

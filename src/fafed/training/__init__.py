@@ -1,1 +1,1 @@
-"""The round loop, and what it needs."""
+"""The round loop, participation, evaluation, and `fafed.train`."""

@@ -1,4 +1,4 @@
-"""The call people will use."""
+"""`fafed.train`: the function that most users call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fafed.training.loop import Diverged
 class Result:
     """A finished training."""
 
-    model: nn.Module  # the trained module, in eval mode; the one passed in is not changed
+    model: nn.Module  # the trained copy, in eval mode; the module passed in is unchanged
     x: Tensor  # its flat vector
     history: History
     engine: str  # "loop", "vmap" or "native"
@@ -64,19 +64,21 @@ def train(
     """Train `model` over `clients` with `algorithm`, and return the trained copy.
 
     clients: for each client a Dataset or a tuple of tensors (inputs, targets).
-    loss, metrics: functions of (outputs, targets), means over the batch. Labels that are the loss's
-        `ignore_index` take no part in any mean, and a batch of nothing else has a gradient of zero
-        and no loss. What can be known of a loss's labels: `help(fafed.objectives.labels)`.
+    loss, metrics: functions of (outputs, targets), means over the batch. Labels that equal the
+        loss's `ignore_index` do not count in any mean. A batch without other labels has a gradient
+        of zero and no loss. For the details see `help("fafed.objectives.labels")`.
     batch_size: examples per local step, or "full" for the client's whole data, in order.
-    output: "last", "random_round" (what theorems speak of), or "best_val" (lowest validation loss).
-    engine: "loop", "vmap", "native" (in C), or "auto"; the results agree up to rounding.
+    output: which model to return: "last", "random_round" (as in theorems), or "best_val" (lowest
+        validation loss).
+    engine: the back end: "loop", "vmap", "native" (C), or "auto". Results agree up to rounding.
     weights: "uniform", "examples" (by the amount of data), or a number per client.
     participation, failure: see `fafed.training.cohort.Cohort`.
-    opening_batch_size: the batch of the first estimate (FAFED, STEM); local_steps * batch_size.
-    clip, weight_decay: of each gradient: bound on its norm, and multiple of x added to it.
-    workers: threads that clients, and batches to measure on, are shared among, one per core if
-        None; no digit depends on it.
-    threads: of torch in each worker; last digits may depend on it.
+    opening_batch_size: the batch size of the first estimate (FAFED, STEM). The default is
+        local_steps * batch_size.
+    clip: the bound on the norm of each gradient. weight_decay: the multiple of x added to it.
+    workers: the number of threads for clients and for evaluation; None: one per core. No digit
+        depends on it.
+    threads: the number of torch threads in each worker. The last digits may depend on it.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model must be an nn.Module, got {type(model).__name__}")
@@ -116,7 +118,7 @@ def train(
     try:
         for record in run:
             history.append(record)
-            if output == "random_round":  # each round so far is kept with the same probability
+            if output == "random_round":  # every round so far has the same probability
                 draw = randomness.uniform(randomness.keys("output", seed, record.round))
                 better = float(draw) * record.round < 1
             elif output == "best_val":

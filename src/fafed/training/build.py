@@ -1,4 +1,4 @@
-"""From an algorithm, an objective and data to a run that is ready for round 1."""
+"""Build a run that is ready for round 1 from an algorithm, an objective and data."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def build(
     threads: int = 1,
     ranks: Ranks | None = None,
 ) -> Run:
-    """A run in simulation, or on several ranks, checked: whatever cannot work is refused here, not
-    in round 300."""
+    """A run in simulation or on several ranks. Everything is checked here: what cannot work is
+    refused now, not in round 300."""
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(
             f"algorithm must be an object such as fafed.FAFED(eta=0.01), got {algorithm!r}"
@@ -46,8 +46,8 @@ def build(
     if isinstance(objective, objectives.Model):
         (batch,) = ClientBatches(source.gather, source.draw(("round",), 0, 0, 1))
         objective.probe(batch)
-        requires_all_clients, ignored = range(len(source.examples)), objective.averaged.ignored
-        check_labels(source, requires_all_clients, objective.classes, ignored)
+        clients, ignored = range(len(source.examples)), objective.averaged.ignored
+        check_labels(source, clients, objective.classes, ignored)
     algorithm = algorithm.bind_model(objective.sizes)
     population = len(source.examples)
     cohort = Cohort(population, participation=participation, failure=failure, seed=seed)

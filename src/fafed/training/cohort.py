@@ -1,4 +1,4 @@
-"""Who takes part in which round, and who of those is lost on the way."""
+"""Which clients take part in which round, and which of them fail."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Participation = float | Sequence[Sequence[int]] | Callable[[int], Sequence[int]]
 
 
 class Cohort:
-    """The clients invited to a round and those who answer; a function of (seed, round).
+    """The clients invited to a round and those that answer: a function of (seed, round).
 
-    `participation` is a fraction of the clients drawn anew each round, a list of client lists
-    (used cyclically), or a function of the round. `failure` is the probability that an invited
-    client is lost in a round: it is as if it had not taken part, but what was sent to it counts,
-    unless all are lost.
+    `participation` is a fraction (each round draws new clients), a list of client lists (used
+    cyclically), or a function of the round. `failure` is the probability that an invited client
+    fails in a round. A failed client counts as absent. The bytes sent to it are still counted,
+    unless all clients fail.
     """
 
     def __init__(

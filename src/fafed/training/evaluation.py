@@ -1,4 +1,4 @@
-"""What is measured after a round: the server's model on data that stay where they are."""
+"""Evaluation of the server's model after a round."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fafed.objectives.metrics import accuracy
 from fafed.objectives.module import Model
 from fafed.training.loop import Measure
 
-Parts = Mapping[str, Callable[[], Iterable[Batch]]]  # of "train", "test" and "validation"
+Parts = Mapping[str, Callable[[], Iterable[Batch]]]  # keys: "train", "test", "validation"
 
 
 def evaluator(
@@ -27,13 +27,13 @@ def evaluator(
     workers: int | None = None,
     threads: int = 1,
 ) -> Measure | None:
-    """Means over the examples of each part; None if there is nothing to measure on.
+    """A function that returns the means over the examples of each part; None without data.
 
-    Labels that the loss or a metric ignores take no part (`fafed.objectives.labels`);
-    `fafed.metrics.accuracy` as it stands ignores what the loss does.
+    Labels that the loss or a metric ignores do not count (`fafed.objectives.labels`).
+    `fafed.metrics.accuracy` ignores the same labels as the loss.
 
-    Batches are shared among workers, and a text, whose batches follow from one another, goes to
-    one of them as a whole. No digit depends on who computes what.
+    Workers share the batches. The batches of a text depend on each other, so one worker reads the
+    whole text. No digit depends on which worker computes what.
     """
     worker_pool = WorkerPool(workers, threads)
     ignored = objective.averaged.ignored

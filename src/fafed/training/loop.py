@@ -3,8 +3,8 @@
     for record in Run(algorithm, engine, rounds=100):
         ...                                        # look, log, stop: it is your loop
 
-A `Run` is a value machine: `state` is all there is to know between two rounds, and a round either
-happens as a whole or not at all.
+Between two rounds, `state` and the clients' states in the engine are all that a `Run` remembers. A
+round either happens as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class State(NamedTuple):
     shared: HasX
     buffers: tuple[Tensor, ...]
     round: int  # rounds finished
-    members: tuple[int, ...]  # who was invited and answered last; () if the two differ
+    members: tuple[int, ...]  # the last cohort, if all invited clients answered; else ()
     totals: Totals
 
 
@@ -48,7 +48,7 @@ class Totals(NamedTuple):
 
 
 class Diverged(FafedError):
-    """The run met NaN or infinity. `history` and `x` are those of the last good round."""
+    """The run produced NaN or infinity. `history` and `x` are those of the last good round."""
 
     def __init__(self, message: str, client: int | None, round: int) -> None:
         super().__init__(message)
@@ -59,11 +59,11 @@ class Diverged(FafedError):
 
 
 class Absent(FafedError):
-    """A round that cannot be made without clients that are not there."""
+    """A round needs clients that are absent."""
 
 
 class _RetryRound(Exception):
-    """The round is to be made again, by these clients."""
+    """The round must be repeated with these clients."""
 
     def __init__(self, clients: tuple[int, ...]) -> None:
         self.clients = clients
@@ -86,8 +86,8 @@ class Run:
         measure_every: int = 1,
         check_state: bool = False,
     ) -> None:
-        """check_state: whether NaN and infinity are looked for in the server's state, too, before
-        a round counts. Where clients are trusted, theirs are found in the next round."""
+        """check_state: look for NaN and infinity in the server's state, too, before a round counts.
+        If clients are trusted this is not needed: the next round finds NaN in their messages."""
         for name, value in [
             ("rounds", rounds),
             ("local_steps", local_steps),
@@ -104,7 +104,7 @@ class Run:
         self.measure_every = measure_every
         self.check_state = check_state
         self.state = State(algorithm.init(x0), buffers, 0, (), Totals())
-        self.underway = False  # a round is, and an exception would undo all of it
+        self.underway = False  # whether a round is running that an exception would undo
         if algorithm.population not in (None, engine.population):
             raise ConfigError(
                 f"{algorithm} runs with {algorithm.population} client, got {engine.population}: "
@@ -124,12 +124,12 @@ class Run:
             yield self.round()
 
     def round(self) -> Record:
-        """One round; on an error the state is still that of the round before."""
+        """Make one round. On an error the state remains that of the round before."""
         began = time.perf_counter()
         number = self.state.round + 1
         invited = self.cohort.invited(number)
         clients = self.cohort.answering(number, invited)
-        for _ in range(2 * len(invited) + 1):  # who is lost twice is left out
+        for _ in range(2 * len(invited) + 1):  # a client lost twice is left out, so this ends
             self.underway = self.engine.undoes
             try:
                 return self._attempt(began, invited, clients)
@@ -145,7 +145,7 @@ class Run:
         number = self.state.round + 1
         step = self.state.round * self.local_steps
         shared, buffers, totals = self.state.shared, self.state.buffers, self.state.totals
-        opening = totals.samples == 0  # nobody has answered yet
+        opening = totals.samples == 0  # no client has answered yet
         exchanges = exchanges_of_round(self.algorithm, opening=opening) if clients else ()
         if clients and not opening and invited != self.state.members:
             shared = self._regrouped(shared, number)
@@ -190,8 +190,8 @@ class Run:
     def _without_absent(
         self, answered: Sequence[int], clients: tuple[int, ...], number: int, first: bool
     ) -> tuple[int, ...]:
-        """Who goes on with the round. Who answers only some of its exchanges has not taken part:
-        the round is made again without them."""
+        """The clients that continue the round. If a client fails partway through a round, its
+        results are discarded and the round is repeated without it."""
         absent = sorted(set(clients) - set(answered))
         if self.algorithm.requires_all_clients:
             raise Absent(

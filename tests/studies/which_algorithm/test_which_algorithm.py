@@ -91,7 +91,7 @@ def test_other_numbers_give_another_page(results):
 
 def test_a_finding_that_the_numbers_do_not_bear_out_is_left_out(results):
     content = copy.deepcopy(results.content)
-    finding = "Correcting drift pays where there is drift"
+    finding = "Correcting drift helps where there is drift"
     assert finding in render(results)
     fedavg = content["measured"]["skewed"]["fedavg"]
     content["measured"]["skewed"]["scaffold"], content["measured"]["skewed"]["fedavg"] = (

@@ -1,4 +1,4 @@
-"""What a dataset is: its tensors once loaded, and how to come by it."""
+"""What a dataset is: its tensors, and where it comes from."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Download:
-    """One file as upstream serves it; any of `urls` will do."""
+    """One file on the dataset's own servers. Any of the `urls` will do."""
 
     name: str
     size: int
@@ -45,7 +45,7 @@ class Download:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a dataset comes from that does not ship with fafed."""
+    """Where a dataset comes from, if it is not part of fafed."""
 
     files: Mapping[str, str]  # what the cache keeps: file name -> sha256
     downloads: tuple[Download, ...]
@@ -57,9 +57,9 @@ class Dataset:
     name: str
     description: str
     licence: str
-    read: Callable[[Path], Images | Text]  # from the folder that holds it; checks what it reads
-    origin: Origin | None = None  # None: it ships with fafed
-    text: bool = False  # what is read is Text
+    read: Callable[[Path], Images | Text]  # from its folder; checks what it reads
+    origin: Origin | None = None  # None: it is part of fafed
+    text: bool = False  # whether `read` returns Text
 
 
 def labelled(

@@ -1,6 +1,6 @@
-"""The folder where datasets live once they are got: what is in it is complete, or not there.
+"""The folder for downloaded datasets. A dataset in it is complete or absent.
 
-A dataset is written into a new folder beside its place, checked, and renamed into place last.
+A dataset is first written into a new folder and checked. Then the folder gets its final name.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def root(folder: str | Path | None = None) -> Path:
 
 
 def place(dataset: Dataset, folder: str | Path | None = None) -> Path:
-    """Where the dataset is, or would be."""
+    """The folder of the dataset, whether it exists or not."""
     return (SHIPPED if dataset.origin is None else root(folder)) / dataset.name
 
 
@@ -44,7 +44,7 @@ def present(dataset: Dataset, folder: str | Path | None = None) -> bool:
 
 
 def intact(dataset: Dataset, folder: str | Path | None = None) -> bool:
-    """Present, and every byte as it should be."""
+    """Whether the dataset is present and undamaged."""
     where = place(dataset, folder)
     files = {} if dataset.origin is None else dataset.origin.files
     return present(dataset, folder) and all(
@@ -53,7 +53,7 @@ def intact(dataset: Dataset, folder: str | Path | None = None) -> bool:
 
 
 def verified(path: Path, sha256: str) -> bytes:
-    """The content of a file in the cache, if it is what was put there."""
+    """The content of a file in the cache, after comparing its sha256."""
     found = content(path)
     check(sha256_of(found), sha256, path, f"run `fafed data get {path.parent.name}`")
     return found
@@ -77,7 +77,7 @@ def check(found: str, expected: str, what: object, cure: str) -> None:
 
 
 def install(dataset: Dataset, origin: Origin, source: Path, folder: str | Path | None) -> Path:
-    """Unpack the files in `source`, check them and put them in place, all or nothing."""
+    """Unpack the files in `source`, check them, and put all of them into the cache, or none."""
     target = place(dataset, folder)
     new = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
@@ -103,7 +103,7 @@ def install(dataset: Dataset, origin: Origin, source: Path, folder: str | Path |
 
 
 def _swap(new: Path, target: Path) -> None:
-    """Put `new` in the place of `target`, even if other processes are doing the same."""
+    """Replace `target` by `new`, even if other processes do the same."""
     old = new.with_name(f"{new.name}.old")
     while True:
         try:
@@ -118,7 +118,7 @@ def _swap(new: Path, target: Path) -> None:
 
 
 def find(source: Path, *names: str) -> Path:
-    """The first of these files that the folder holds."""
+    """The first of these files that is in the folder."""
     for name in names:
         if (source / name).is_file():
             return source / name
@@ -127,7 +127,7 @@ def find(source: Path, *names: str) -> Path:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what a disk can refuse (full, read-only, not ours) into a DataError."""
+    """Turn errors of a disk (full, read-only, no permission) into a DataError."""
     try:
         yield
     except OSError as error:
@@ -139,7 +139,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what a missing or damaged file raises into a DataError."""
+    """Turn errors about a missing or damaged file into a DataError."""
     damage = (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The datasets fafed knows by name: load them, get them, see what is there."""
+"""The datasets that fafed knows by name: load them, download them, list them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DATASETS = {dataset.name: dataset for dataset in (FASHION_MNIST, MNIST, CIFAR10,
 
 @dataclass(frozen=True)
 class Status:
-    """What is known of a dataset on this machine."""
+    """A dataset's status on this machine."""
 
     name: str
     description: str
@@ -43,7 +43,7 @@ def load(name: str, folder: str | Path | None = None) -> Images | Text: ...
 
 
 def load(name: str, folder: str | Path | None = None) -> Images | Text:
-    """A dataset as tensors, checked against its sha256. Never touches the network.
+    """A dataset as tensors, checked against its sha256. Never uses the network.
 
     `folder` holds the datasets: by default FAFED_DATA, else the user's cache folder.
     """
@@ -64,11 +64,11 @@ def get(
     progress: Progress | None = None,
     mirror: str | None = None,
 ) -> Path:
-    """Download a dataset unless an intact copy is there; returns its folder.
+    """Download a dataset unless there is an undamaged copy. Return its folder.
 
-    `progress` is called with (bytes done, bytes in all). `mirror` is the address of a folder with
-    the upstream files, tried before the known ones. A download that stops goes on when `get` is
-    called again.
+    `progress` is called with (bytes done, bytes in total). `mirror` is the address of a folder with
+    the same files. It is tried before the known addresses. A download that stopped continues when
+    `get` is called again.
     """
     dataset = _known(name)
     if mirror is not None and not mirror.startswith(("http://", "https://")):
@@ -92,7 +92,7 @@ def get(
 
 
 def import_files(name: str, source: str | Path, folder: str | Path | None = None) -> Path:
-    """Take a dataset from local files in one of its standard forms; returns its folder.
+    """Take a dataset from local files in one of its standard forms. Return its folder.
 
     MNIST: the four IDX files, zipped or not. CIFAR-10: the binary version, as archive or
     unpacked, or the compact train.npz and test.npz. WikiText-2: train.txt, valid.txt, test.txt or
@@ -109,7 +109,7 @@ def import_files(name: str, source: str | Path, folder: str | Path | None = None
 
 
 def status(folder: str | Path | None = None) -> list[Status]:
-    """What is there of every dataset; looks at names and sizes, not inside."""
+    """The status of every dataset, from names and sizes of files, without reading them."""
     return [
         Status(
             name=dataset.name,
@@ -124,7 +124,7 @@ def status(folder: str | Path | None = None) -> list[Status]:
 
 
 def _waiting(dataset: Dataset, folder: str | Path | None) -> Path:
-    """Where downloads wait until all are there."""
+    """The folder for downloads until all files are complete."""
     return cache.root(folder) / f"{dataset.name}.download"
 
 

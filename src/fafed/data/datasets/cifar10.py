@@ -1,8 +1,8 @@
 """CIFAR-10 (Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009).
 
-The cache keeps the six files of the binary version: for each image one byte of label, then 3,072
-bytes of pixels, all of red, of green, of blue, row by row. The "python version" is a pickle,
-which can run any code when it is opened, so it is refused.
+The cache keeps the six files of the binary version. For each image they have one byte for the
+label, then 3,072 bytes for the pixels: red, green, blue, each row by row. The "python version" is a
+pickle, which can run any code when it is opened, so it is refused.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _from_files(folder: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _from_archive(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Reads the members it knows and writes none, so names inside the archive can do no harm."""
+    """Read the known members only. Nothing is extracted, so names in the archive can do no harm."""
     with reading(path), tarfile.open(path, "r:gz") as archive:
         for member in archive:
             folder, _, name = member.name.removeprefix("./").rpartition("/")

@@ -1,4 +1,4 @@
-"""Downloads that go on after a broken connection and never leave a wrong file under its name."""
+"""Downloads that continue after a broken connection. A file gets its name only if it is correct."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from fafed.data.datasets.base import Download
 from fafed.data.datasets.cache import writing
 from fafed.errors import DataError
 
-Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
+Progress = Callable[[int, int], None]  # (bytes done, bytes in total)
 
 CHUNK = 1 << 18
-TRIES = 5  # of one address, as long as each gains ground
+TRIES = 5  # of one address, as long as each try receives data
 SECONDS = 30  # of silence before a connection counts as broken
 
 
 def fetch(file: Download, target: Path, progress: Progress) -> None:
-    """Download `file` to `target`, going on from what an earlier attempt left in target.part."""
+    """Download `file` to `target`. Continue from target.part of an earlier attempt."""
     if target.is_file() and _sha256(target) == file.sha256:
         progress(file.size, file.size)
         return
@@ -48,7 +48,7 @@ def fetch(file: Download, target: Path, progress: Progress) -> None:
                 return
             part.unlink()
             failures.append(f"{url}: expected sha256 {file.sha256}, found {found}")
-            if not before:  # it came in one piece: starting anew would bring the same
+            if not before:  # it came in one piece: another try would bring the same
                 break
     raise DataError(
         f"cannot download {file.name} ({'; '.join(dict.fromkeys(failures))}); try again later, "
@@ -57,7 +57,7 @@ def fetch(file: Download, target: Path, progress: Progress) -> None:
 
 
 def _go_on(url: str, part: Path, file: Download, progress: Progress) -> None:
-    """Add to `part` what it lacks, or write it anew if the server ignores our asking for less."""
+    """Download the rest of `part`. If the server sends the whole file, write it again."""
     done = _size(part)
     if done > file.size:
         part.unlink()
@@ -96,7 +96,7 @@ def _open(url: str, start: int) -> Any:
 
 
 def _whole_size(content_range: str, start: int) -> str | None:
-    """The size of the whole file, from an answer that goes on where we asked it to."""
+    """The size of the whole file, from an answer that starts at the byte we asked for."""
     match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", content_range)
     if not match or int(match[1]) != start:
         raise OSError(f"asked for bytes from {start}, was sent {content_range!r}")

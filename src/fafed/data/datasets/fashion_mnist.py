@@ -1,8 +1,9 @@
-"""Fashion-MNIST (Xiao, Rasul, Vollgraf 2017, https://arxiv.org/abs/1708.07747), ships with fafed.
+"""Fashion-MNIST (Xiao, Rasul, Vollgraf 2017, https://arxiv.org/abs/1708.07747).
 
-Packed without loss to four fifths of the original files: images-1.xz to images-7.xz hold 10,000
-images each, the training set then the test set, every image column by column (neighbours above
-and below are more alike than left and right); labels.xz holds the 70,000 labels.
+It is part of fafed. The files are compressed without loss to four fifths of the original size.
+images-1.xz to images-7.xz hold 10,000 images each, first the training set, then the test set. Every
+image is stored column by column, because vertical neighbours are more alike. labels.xz holds the
+70,000 labels.
 """
 
 from __future__ import annotations

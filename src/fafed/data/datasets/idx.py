@@ -24,7 +24,7 @@ GZIP = b"\x1f\x8b"
 
 
 def read(path: Path, shape: tuple[int, ...]) -> Pixels:
-    """The array in an IDX file, plain or gzipped, which must have this shape and nothing more."""
+    """The array in an IDX file, plain or gzipped. It must have exactly this shape."""
     with reading(path), path.open("rb") as file:
         zipped = file.read(2) == GZIP
         file.seek(0)

@@ -1,7 +1,7 @@
 """WikiText-2 (Merity et al. 2016, https://arxiv.org/abs/1609.07843), words with <unk>.
 
-Each line is split on white space and closed with <eos>; words are numbered by their first
-appearance in train, valid, test.
+Each line is split on white space and ends with <eos>. Words are numbered by their first appearance
+in train, valid, test.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SIZES = {"train.txt": 10_797_148, "valid.txt": 1_121_681, "test.txt": 1_256_449}
 
 
 class Vocabulary(dict[str, int]):
-    """Word -> id; a word that is looked up for the first time gets the next id."""
+    """Word -> id. A new word gets the next id."""
 
     def __missing__(self, word: str) -> int:
         self[word] = len(self)

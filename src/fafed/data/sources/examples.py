@@ -1,9 +1,9 @@
 """Seeded draws: which examples a client sees at which step.
 
 A draw is a function of (seed, client, step) alone, so every algorithm and every engine sees the
-same data. A client's examples come in a new random order every epoch; batch t takes the next b
-of that endless sequence, so a batch is always full, and a client with fewer than b examples
-repeats them within a batch.
+same data. A client's examples come in a new random order every epoch. Batch t takes the next b of
+this endless sequence. So a batch is always full, and a client with fewer than b examples repeats
+them within a batch.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ Indices = NDArray[np.int64]
 
 
 class Drawn(NamedTuple):
-    """Draws of one kind for one client; a leading dimension when stacked over clients."""
+    """Draws of one kind for one client. With several clients there is a leading dimension."""
 
-    rows: Tensor  # (steps, b): whatever the source's `gather` understands
+    rows: Tensor  # (steps, b): input of the source's `gather`
     key: Tensor  # (steps,)
     fresh: Tensor  # (steps,) bool
 
 
 class Draws(NamedTuple):
-    """All that one exchange may look at on one client; () where nothing was asked for."""
+    """All data that one exchange may use on one client; () for kinds that it does not use."""
 
     round: Any
     anchor: Any
@@ -52,7 +52,7 @@ class Source(ABC):
     @property
     @abstractmethod
     def units(self) -> int | None:
-        """Examples in a step's batch, the unit of gradient work; None if the whole shard."""
+        """Examples in a step's batch, the unit for counting gradients; None: the whole shard."""
 
     @property
     @abstractmethod
@@ -66,8 +66,7 @@ class Source(ABC):
     def draw_stacked(
         self, kinds: Sequence[Draw], clients: Sequence[int], step: int, steps: int
     ) -> Draws:
-        """The draws of several clients, where they are stackable; a source may have a faster
-        way."""
+        """The draws of several clients, if they are stackable. A source may be faster."""
         return tree.stack([self.draw(kinds, c, step, steps) for c in clients])
 
     @abstractmethod
@@ -76,19 +75,19 @@ class Source(ABC):
 
     @abstractmethod
     def gather(self, rows: Tensor) -> Any:
-        """The data of these rows; runs under vmap."""
+        """The data of these rows. Must work under vmap."""
 
     def pick(self, rows: Tensor) -> Any:
-        """The same for a back end that can gather inputs by itself, from a `Picked`."""
+        """The same for a back end that gathers the inputs itself, from a `Picked`."""
         return self.gather(rows)
 
     @abstractmethod
     def to(self, device: torch.device, dtype: torch.dtype) -> Source:
-        """On this device, floating-point data in this type."""
+        """The same source on this device, with floating-point data in this type."""
 
 
 class ClientBatches:
-    """One client's view during one exchange: batches are gathered as they are asked for."""
+    """The batches of one client in one exchange. Each is gathered when it is needed."""
 
     def __init__(self, gather: Callable[[Tensor], Any], draws: Draws) -> None:
         self.gather = gather
@@ -118,7 +117,7 @@ class ClientBatches:
 
 
 class Examples(Source):
-    """Independent examples: a pool of tensors and, for each client, the rows that are its own."""
+    """Independent examples: a pool of tensors, and the rows of the pool that each client has."""
 
     def __init__(
         self,
@@ -138,7 +137,7 @@ class Examples(Source):
             "opening_batch_size", batch_size if anchor_size is None else anchor_size
         )
         self.seed = seed
-        self._one_at_a_time = threading.Lock()  # several workers draw
+        self._one_at_a_time = threading.Lock()  # several workers draw at the same time
         self._orders: dict[tuple[int, int], Indices] = {}
         self._stacks: dict[int, tuple[Indices, Indices]] = {}
         for client, n in enumerate(self.examples):
@@ -219,7 +218,7 @@ class Examples(Source):
         mine = index[who]
         if size == "full":
             return np.broadcast_to(own[mine][:, None], (len(who), steps, n))
-        if kind == "anchor":  # at most one a round: its own order, so it never shifts the steps'
+        if kind == "anchor":  # its own order, so it never shifts the steps' batches
             key = randomness.keys("anchor", self.seed, who, step)
             order = np.resize(np.arange(n), size)
             rows: Indices = own[mine[:, None], randomness.permutations(key, n)[:, order]]
@@ -232,7 +231,7 @@ class Examples(Source):
         return rows.reshape(len(who), steps, size)
 
     def _shards(self, n: int) -> tuple[Indices, Indices]:
-        """The rows of all clients with n examples, (clients, n), and where each client stands."""
+        """The rows of all clients with n examples, (clients, n), and each client's index there."""
         with self._one_at_a_time:
             if n not in self._stacks:
                 members = np.flatnonzero(self._lengths == n)
@@ -254,7 +253,7 @@ class Examples(Source):
 
 
 def _rows(pool: Tensor, rows: Tensor) -> Tensor:
-    """pool[rows]: whole rows are copied, also under vmap, whose own rule copies single numbers."""
+    """pool[rows]. Copies whole rows, also under vmap, whose own rule copies single numbers."""
 
     def of_all(rows: Tensor) -> tuple[Tensor]:
         return (pool.index_select(0, rows.reshape(-1)).view(*rows.shape, *pool.shape[1:]),)

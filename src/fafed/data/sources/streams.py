@@ -1,9 +1,9 @@
-"""Text as each client reads it: its part of the token stream, in order, b columns side by side.
+"""Text as each client reads it: its part of the token stream, in order, cut into b columns.
 
-Step t reads the next `bptt` tokens of every column and predicts each one's successor; a model's
-recurrent state is carried along and starts afresh with each pass over the part. An anchor holds
-the windows from the current step on, with masks of its own and no state carried into it. What does
-not fill a column or a whole window at the end of a part is left out.
+Step t reads the next `bptt` tokens of every column and predicts the successor of each. A model's
+recurrent state goes from step to step, and starts again with each pass over the part. An anchor
+holds the windows from the current step on, with its own dropout masks and a new state. Tokens at
+the end of a part that do not fill a column or a whole window are left out.
 """
 
 from __future__ import annotations

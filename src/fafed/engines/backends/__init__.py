@@ -1,6 +1,6 @@
-"""How the clients of this process are computed: one file for each way.
+"""Back ends: how the engine of one process computes the clients. Each has one file.
 
-The same algorithm code runs in all. Results agree up to rounding.
+The same algorithm code runs in all of them. Results agree up to rounding.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FASTEST_FIRST: tuple[type[Backend], ...] = (Native, Vmap)
 
 
 def choose(wanted: str, task: Task) -> Backend:
-    """The back end of this name, or for "auto" the fastest one that supports the task."""
+    """The back end of this name. For "auto", the fastest one that supports the task."""
     if wanted == "auto":
         return _fastest(task)
     if wanted not in BACKENDS:

@@ -1,4 +1,4 @@
-"""What a back end is asked for."""
+"""The interface of a back end."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from fafed.objectives.base import Objective
 
 
 class CannotRun(Exception):
-    """Why a back end cannot run a task."""
+    """A back end cannot run a task. The message says why."""
 
 
 class Differs(CannotRun):
-    """It computes something else than the loop does."""
+    """A back end computes other numbers than the loop."""
 
 
 class Task(NamedTuple):
-    """What is to be computed."""
+    """What a back end computes: the fixed parts of a run."""
 
     algorithm: AnyAlgorithm
     objective: Objective
@@ -35,7 +35,7 @@ class Task(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a group of clients brings back."""
+    """The results of a group of clients."""
 
     rows: dict[int, Row]
     mean: Mean[Sent] | None  # of a group; a single client's message is added as it comes
@@ -56,16 +56,16 @@ class Backend(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Raise CannotRun if the task is not for this back end."""
+        """Raise CannotRun if this back end does not support the task."""
 
     def pays(self) -> bool:
-        """Whether it is worth trying where nobody has asked for it by name."""
+        """Whether "auto" should try this back end."""
         return True
 
     @abstractmethod
     def groups(self, clients: Sequence[int], states: ClientStates) -> list[list[int]]:
-        """Who is computed together. Never a function of the number of workers: the digits must
-        not be."""
+        """Which clients are computed together. This must not depend on the number of workers,
+        because the digits must not."""
 
     @abstractmethod
     def work(
@@ -77,4 +77,4 @@ class Backend(ABC):
         step: int,
         states: ClientStates,
     ) -> Found:
-        """Let a group of clients do their part."""
+        """Run a group of clients."""

@@ -1,4 +1,4 @@
-"""One client after another, by torch's graphs: works for every model."""
+"""One client after another, with autograd. This works for every model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Loop(Backend):
     name = "loop"
 
     def check(self) -> None:
-        """It runs everything."""
+        """The loop supports every task."""
 
     def groups(self, clients: Sequence[int], states: ClientStates) -> list[list[int]]:
         return [[client] for client in clients]

@@ -1,7 +1,7 @@
-"""Vmap with the gradients, and the local steps, of plain small networks in C.
+"""The vmap back end with gradients and local steps in C, for plain small networks.
 
-Local steps are made one client after another, whose vectors stay in the cache meanwhile
-(kernels/fused_steps.c).
+The C code makes all local steps of one client, then those of the next. So the vectors of a client
+stay in the cache (kernels/fused_steps.c).
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class NativeOracle(Oracle):
         return StormPoint(*moved)
 
     def _network(self, batches: Batches, shared: Rates) -> tuple[Network, Any] | None:
-        """Who makes the steps, and on which data. None if nobody can: the same numbers, `shared`,
-        must hold for all clients of a group."""
+        """The network in C that makes the steps, and its data. None if it cannot make them: all
+        clients of a group must have the same rates, `shared`."""
         if not isinstance(batches, ClientBatches):
             return None
         if any(isinstance(rate, Tensor) and wrapped(rate) for rate in shared):

@@ -1,4 +1,4 @@
-"""Groups of clients side by side under `torch.func.vmap`: fast where gradients are small."""
+"""Groups of clients, computed together under `torch.func.vmap`. Fast if gradients are small."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from fafed.engines.states import ClientStates, Row
 from fafed.objectives import agreement
 from fafed.objectives.base import Evaluation, Memory
 
-SMALL_GRADIENT = 3e7  # floating-point operations; measured by studies/performance/engine_choice.py
-GROUPS = 2  # at least so many groups of clients, since most machines have two cores or more
-SLOW_BYTES = 2**20  # size of a model from which on a group takes long,
-SLOW_GROUPS = 20  # and then so many groups, so that all workers end at about the same time
-GROUP_BYTES = 2**23  # parameters of the clients in one group: more would not fit into the cache
+SMALL_GRADIENT = 3e7  # floating-point operations; see studies/performance/engine_choice.py
+GROUPS = 2  # the least number of groups: most machines have at least two cores
+SLOW_BYTES = 2**20  # models of at least this size have SLOW_GROUPS groups
+SLOW_GROUPS = 20  # many groups, so that all workers end at about the same time
+GROUP_BYTES = 2**23  # bytes of all models in one group: more would not fit into the cache
 
 
 # of one client, or stacked of a group: state, message, buffers, loss, whether there is one
@@ -36,7 +36,7 @@ Outcome: TypeAlias = tuple[ClientState, Tree, tuple[Tensor, ...], Tensor, Tensor
 
 
 class FunctionalOracle(Oracle):
-    """Gradients by torch.func, which vmap can see through."""
+    """Gradients by torch.func, which work under vmap."""
 
     def evaluate(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
         return self.objective.evaluate_functional(x, batch, memory)
@@ -62,9 +62,9 @@ class Vmap(Backend):
             raise CannotRun("the clients' batches differ in size")
 
     def pays(self) -> bool:
-        """By the floating-point operations of one gradient: a number that does not depend on the
-        machine or its load, so that the choice, and with it every digit, is reproducible. Those
-        of a module that computes its loss itself are not torch's to count."""
+        """Decide by the floating-point operations of one gradient. This number does not depend on
+        the machine or its load, so the choice, and with it every digit, is reproducible. Torch
+        cannot count the operations of a module that computes its loss itself."""
         _, objective, source, weights, _ = self.task
         if len(weights) == 1 or objective.fused:
             return False
@@ -76,7 +76,7 @@ class Vmap(Backend):
         return operations.count <= SMALL_GRADIENT
 
     def gather(self) -> Callable[[Tensor], Any]:
-        """How rows become data."""
+        """The function that gets the data of some rows."""
         return self.task.source.gather
 
     def groups(self, clients: Sequence[int], states: ClientStates) -> list[list[int]]:
@@ -84,7 +84,7 @@ class Vmap(Backend):
         least = GROUPS if model < SLOW_BYTES else SLOW_GROUPS
         size = max(1, min(GROUP_BYTES // model, -(-len(clients) // least)))
         groups = []
-        for has_hidden in (False, True):  # states of one group must stack
+        for has_hidden in (False, True):  # states of one group must have equal shapes
             kind = [c for c in clients if states.has_hidden(c) is has_hidden]
             count = -(-len(kind) // size)
             count += count % 2 if 1 < count < len(kind) else 0  # two workers end together
@@ -120,7 +120,7 @@ class Vmap(Backend):
         mean = Mean[Sent]()
         mean.add_stacked((message, own), weights)
         if not (torch.isfinite(losses).all() and tree.finite(mean.total)):
-            for row, client in enumerate(group):  # a sum may overflow, so look who it is
+            for row, client in enumerate(group):  # a sum may overflow, so look at each client
                 check(client, losses[row], tree.take(message, row))
         ((evaluations, samples),) = count
         return Found(
@@ -137,7 +137,7 @@ class Vmap(Backend):
         return self.task.source.draw(("round",), client, 0, 1)
 
     def _difference(self) -> str | None:
-        """What two clients would compute under vmap that the loop does not, or None."""
+        """How the results of two clients under vmap differ from the loop's, or None."""
         _, objective, source, weights, _ = self.task
         two = [self._first_draws(c) for c in (0, min(1, len(weights) - 1))]
         draws = [tree.map(lambda leaf: leaf.to(objective.x0.device), d) for d in two]
@@ -175,8 +175,8 @@ class Vmap(Backend):
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what torch's FlopCounterMode counts, but does not import torch's compiler for it:
-    that takes a second."""
+    """Counts the same operations as torch's FlopCounterMode, without importing torch's compiler,
+    which takes a second."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

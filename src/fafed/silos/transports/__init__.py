@@ -1,1 +1,1 @@
-"""What carries messages to silos: one package for each framework."""
+"""Transports carry messages to silos. Each framework has one package."""

@@ -1,9 +1,9 @@
-"""Flower as the carrier between real silos: the only place that knows its types.
+"""Flower as a transport. Only this package uses Flower's types.
 
 The ServerApp runs our round loop over Flower's grid. The ClientApp is a new process for every
-message: what a silo keeps is on its own disk, and its own file, named by its SuperNode's
-node-config, says what that is and what may run.
+message, so a silo's state is on its own disk. The SuperNode's node-config names the silo's own
+file, which says where the state is and what may run.
 
-What travels is byte strings: the head in a ConfigRecord, the numbers as the data of one Array,
-which Flower carries in pieces. Nothing is pickled: neither side asks Flower to read the data.
+Messages are byte strings: the head is in a ConfigRecord, and the numbers are the data of one Array,
+which Flower carries in pieces. Nothing is pickled: neither side lets Flower decode the data.
 """

@@ -1,14 +1,14 @@
-"""What runs inside a Flower app: our round loop on the server, our worker on each SuperNode.
+"""The code inside a Flower app: our round loop on the server, our worker on each SuperNode.
 
 The app's configuration, [tool.flwr.app.config] or `flwr run --run-config`:
 
     silos      "north,south,west": the names the SuperNodes are registered with, in the clients'
                order
-    min-silos  a round needs so many; 0: all of them
+    min-silos  the least number of silos in a round; 0: all of them
     deadline   seconds that a silo has for an exchange
-    start      seconds for the silos to come and load their data
+    start      seconds for the silos to connect and load their data
     runs       the server's folder of run directories
-    measure    a file on the server to measure on; "": none
+    measure    a file on the server with data for evaluation; "": none
     norm, examples, failures   what one silo may do to a run (fafed.silos.bounds)
 """
 
@@ -42,7 +42,7 @@ from fafed.silos.site import Site
 from fafed.silos.worker import Worker, unable
 
 POLL_SECONDS = 0.3  # Flower's own is 3
-GRACE_SECONDS = 10.0  # a letter outlives the deadline, so that ours ends the wait, not Flower's
+GRACE_SECONDS = 10.0  # Flower keeps a message longer than our deadline, so ours ends the wait
 
 
 def server(folder: Path) -> ServerApp:
@@ -89,7 +89,7 @@ def terms_of(config: Mapping[str, object]) -> FederationConfig:
 
 
 def bounds_of(config: Mapping[str, object]) -> Bounds:
-    """Apps of an earlier fafed do not have them."""
+    """The bounds in the app's configuration. Apps of an earlier fafed do not have them."""
     given = {name: config[name] for name in Bounds.model_fields if name in config}
     try:
         return Bounds.model_validate(given)
@@ -114,12 +114,13 @@ def _number(config: Mapping[str, object], name: str, least: float) -> int | floa
 
 
 class Wire:
-    """The transport: letters over Flower's grid. A silo is the SuperNode registered by its name,
-    which belongs to its key: no silo can pose as another."""
+    """The transport over Flower's grid (`Letter` is Flower's Message). A silo is the SuperNode that
+    is registered with its name. The name belongs to its key, so no silo can take the name of
+    another."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
-        self.hellos: dict[str, bytes] = {}  # silo -> the head of the hello that it was sent
+        self.hellos: dict[str, bytes] = {}  # silo -> the head of its hello
 
     def present(self) -> list[str]:
         return sorted(self._nodes())
@@ -168,10 +169,11 @@ class Wire:
                 time.sleep(POLL_SECONDS)
 
     def _content(self, silo: str, head: bytes, body: Array) -> RecordDict:
-        """The silo's process is new, and its disk may be, too: the hello goes with every letter.
+        """Every message contains the hello, because the silo's process is new, and its disk may be.
 
-        An answer names its letter by a digest of it, and Flower does not compare who sends an
-        answer with who signs the request. With a token in it nobody else can know the digest."""
+        An answer names its request by a digest. Flower does not check that the sender of an answer
+        is the silo that was asked. So each request has a random token: no other silo can know its
+        digest."""
         found = _content(head, body)
         found["token"] = ConfigRecord({"hex": secrets.token_hex(16)})
         if messages.glance(head)["kind"] == "hello":
@@ -202,7 +204,7 @@ def _content(head: bytes, body: Array) -> RecordDict:
 
 
 def _opened(letter: Letter) -> Message:
-    """Whatever is not as we write it becomes an empty message, which is refused."""
+    """Our message inside Flower's. A malformed one becomes an empty message, which is refused."""
     try:
         head = letter.content.config_records["head"]["json"]
         body = letter.content.array_records["body"]["bytes"].data
@@ -219,8 +221,8 @@ def _hello(letter: Letter) -> Message:
 
 
 def _answered(letter: Letter, context: Context) -> Letter:
-    """A silo's answer. Flower would send an exception's text to the server, with the paths that
-    are in it: it stays here."""
+    """A silo's answer. Exceptions are caught here, because Flower would send their text to the
+    server, and it may name paths."""
     request = _opened(letter)
     try:
         path = context.node_config.get("site")

@@ -1,4 +1,4 @@
-"""An app that `flwr run` takes: experiments and settings; its code is only an import of fafed's."""
+"""Write an app for `flwr run`: experiments and settings. Its code only imports fafed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fafed.experiments.config import Experiment
 from fafed.silos.bounds import Bounds
 from fafed.silos.server import FederationConfig
 
-# Nothing to install: fafed is there at every institution, and no code of ours travels.
+# Nothing to install: every institution has fafed, and none of fafed's code travels.
 PROJECT = """\
 [project]
 name = {name}
@@ -68,7 +68,7 @@ def export(
     runs: str = "runs",
     measure: str | None = None,
 ) -> Path:
-    """Write the app into a folder of the experiment's name; returns it."""
+    """Write the app into a folder named after the experiment. Return the folder."""
     fewest = FederationConfig.with_defaults(silos, min_silos).min_silos
     first = experiments[0]
     name = re.sub(r"[^a-z0-9]+", "-", first.name.lower()).strip("-")[:32].strip("-") or "fafed"

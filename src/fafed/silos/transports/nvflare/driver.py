@@ -1,8 +1,9 @@
-"""Seeing a run through, from an administrator's session: submit, follow, submit again.
+"""Run an experiment to its end from an administrator's session: submit the job, follow it, submit
+it again.
 
-A FLARE job does not take back a site that died, nor does it survive its server. The run does: it
-has its own directory and its own name, so a job that ends early is followed by another one that
-goes on after the last finished round.
+A FLARE job does not survive the death of its server, and a site that died cannot return to it. The
+run survives: it has its own directory and its own name. If a job ends early, the next job continues
+after the last finished round.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ OnRecord = Callable[[int, Record], None]  # which experiment, and its newest rou
 
 
 class Driver:
-    """Runs a recipe to its end on a federation whose administrator's kit is here."""
+    """Runs a recipe to its end on a federation, with the administrator's kit."""
 
     def __init__(
         self,
@@ -58,12 +59,12 @@ class Driver:
         self.tick = tick  # called while waiting
         self.session: Session | None = None
         self.job: str | None = None
-        self.trouble = ""  # why the last question had no answer
-        self.cause = ""  # the same in FLARE's words; kept until there is one
-        self.misses = 0  # questions in a row without one
+        self.trouble = ""  # why the last question to the server failed
+        self.cause = ""  # FLARE's text for it; kept until a question succeeds
+        self.misses = 0  # failed questions in a row
 
     def run(self, recipe: FafedRecipe, on_record: OnRecord | None = None) -> None:
-        """Submit the job, and again for as long as it makes progress, until all is finished."""
+        """Submit the job until everything is finished. Stop when it makes no progress."""
         seen = [[0, 0]]
         stuck = 0
 
@@ -93,7 +94,7 @@ class Driver:
             log.warning("the job has ended (%s); submitting it again", facts["why"])
 
     def close(self) -> None:
-        """End the job that is under way, if there is one."""
+        """End the current job, if there is one."""
         if self.session is not None:
             with contextlib.suppress(Exception), _silently():
                 if self.job is not None:
@@ -130,8 +131,8 @@ class Driver:
                 show(facts)
                 absent = self._call_back(facts, absent)
             state = facts.get("state")
-            over = state in ("again", "failed", "finished")  # FLARE takes its time to see it
-            # a server that was killed and is back still says that its old jobs run
+            over = state in ("again", "failed", "finished")  # FLARE notices this later
+            # a server that was killed and restarted still reports its old jobs as running
             wait = 4 * DEAD if state == "aborted" else DEAD
             dead = self.trouble == "JobNotRunning" and facts and now - running > wait
             if (over or dead) and state != "finished":
@@ -142,8 +143,8 @@ class Driver:
                 return {"status": status, **last}
 
     def _call_back(self, facts: JobFacts, absent: set[str]) -> set[str]:
-        """A silo that was not there when the job began, and is now: end the job after the round
-        under way, so that the next one has it."""
+        """If a silo was absent when the job began and is back now, end the job after the current
+        round. The next job will have the silo."""
         if "met" not in facts:
             return absent
         missing = set(self.silos) - set(facts["met"])
@@ -153,17 +154,17 @@ class Driver:
         return missing - connected
 
     def _outcome(self, job: str | None, status: str, facts: JobFacts) -> JobFacts:
-        """What the job itself said last; its server may have died before it could."""
+        """The last state that the job reported. Its server may have died before it could report."""
         with tempfile.TemporaryDirectory() as folder:
             self._try(lambda s: s.download_job_result(job, folder))
             for path in Path(folder).rglob("fafed.json"):
                 return cast(JobFacts, dict(json.loads(path.read_text("utf-8"))))
         return facts | {"state": "again", "why": f"FLARE says {status}"}
 
-    # Who is there.
+    # Which silos are present.
 
     def _wait_for(self, silos: list[str]) -> None:
-        """Until all silos are there, or enough of them and the patience is over."""
+        """Wait until all silos are present, or until time is over and enough are present."""
         end = time.monotonic() + self.patience
         while True:
             self.tick()
@@ -192,7 +193,8 @@ class Driver:
         return {client.name for client in found or []}
 
     def _alive(self, silos: list[str]) -> set[str]:
-        """FLARE lists a killed site for ten minutes; only an answer shows that it lives."""
+        """The silos that answer. FLARE lists a killed site for ten minutes, so its list is no
+        proof."""
         if not silos:
             return set()
         found = self._try(lambda s: s.check_status("client", silos)) or {}
@@ -213,7 +215,7 @@ class Driver:
             time.sleep(POLL)
 
     def _try(self, question: Callable[[Any], Any]) -> Any:
-        """The server's answer, or None while it is not there."""
+        """The server's answer, or None while the server is absent."""
         self.trouble = ""
         try:
             with _silently():
@@ -222,11 +224,11 @@ class Driver:
                 answer = question(self.session)
             self.misses, self.cause = 0, ""
             return answer
-        except Exception as cause:  # the session has many, and closes itself after some
+        except Exception as cause:  # the session raises many kinds, and some close it
             log.debug("no answer from the server: %r", cause)
             self.trouble, self.cause = type(cause).__name__, f"{type(cause).__name__}: {cause}"
             self.misses += 1
-            if self.trouble in _BROKEN or self.misses >= 5:  # some break without saying so
+            if self.trouble in _BROKEN or self.misses >= 5:  # some sessions break silently
                 self.misses = 0
                 with contextlib.suppress(Exception), _silently():
                     if self.session is not None:
@@ -236,7 +238,7 @@ class Driver:
 
 
 def _failure(facts: JobFacts) -> FafedError:
-    """What ended the job, as it would have come from a run here."""
+    """The error that ended the job, of the same kind as in a run on this machine."""
     if facts.get("kind") == "Diverged":
         return Diverged(facts["why"], facts["client"], facts["round"])
     return FafedError(facts["why"])
@@ -247,6 +249,6 @@ _BROKEN = {"NoConnection", "SessionClosed", "ConnectionError", "AuthenticationEr
 
 @contextlib.contextmanager
 def _silently() -> Iterator[None]:
-    """FLARE's session prints to the console."""
+    """Hide what FLARE's session prints to the console."""
     with contextlib.redirect_stdout(io.StringIO()):
         yield

@@ -1,13 +1,14 @@
-"""A message in letters, and a silo's end of the wire.
+"""The silo's end of the FLARE transport, and how a message is split into letters.
 
-A letter is facts, in JSON, and bytes. A request comes as letters in order, {token, at, size}, each
-with a piece of its body, the last one with its head. The answer to that is {size}, with the head of
-the silo's answer; the pieces of its body are fetched with {token, wanted}. A small message is one
-letter. {ping} asks whether the silo is there. A silo takes letters from the server's job alone.
+A letter is one packet: facts in JSON, and bytes. A request is sent as several letters in order.
+Each has the facts {token, at, size} and a piece of the body, and the last one has the head. The
+reply to the last letter is {size} with the head of the silo's answer. The server then fetches the
+pieces of the answer's body with {token, wanted}. A small message is one letter. {ping} asks whether
+the silo is present. A silo accepts letters only from the server's job.
 
-Letters are requests between FLARE's cells, which carry bytes as they are. Auxiliary messages pack
-them, and a silo that gets one makes a text of all of its bytes for a line of its log, even if
-nothing is logged.
+Letters are requests between FLARE's cells, which do not change the bytes. FLARE's auxiliary
+messages would pack them. And a silo that gets an auxiliary message formats all its bytes as text
+for the log, even if nothing is logged.
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ class Letter(NamedTuple):
     def packed(self) -> CellMessage:
         facts = self.facts | {"head": len(self.head), "piece": len(self.piece)}
         payload = b"".join((self.head, self.piece)) if self.head else self.piece
-        payload = payload or b"-"  # FLARE knows no empty ones
+        payload = payload or b"-"  # FLARE does not support empty payloads
         return CellMessage({"fafed": json.dumps(facts)}, payload)
 
     def packed_reply(self) -> CellMessage:
-        """In a list, since FLARE keeps a reply of plain bytes for a minute after it was read."""
+        """Pack it in a list. FLARE would keep plain bytes for a minute after they were read."""
         message = self.packed()
         message.payload = [bytes(message.payload)]
         return message
 
 
 def opened(message: CellMessage) -> Letter | None:
-    """None if it is not one."""
+    """The letter in FLARE's message; None if it is not a letter."""
     try:
         told = message.get_header("fafed")
         if len(told) > FACTS_LIMIT:
@@ -73,7 +74,7 @@ def opened(message: CellMessage) -> Letter | None:
 
 
 def letters(message: Message, token: str) -> Iterator[Letter]:
-    """A request, one letter after another."""
+    """The letters of a request, in order."""
     at, total = 0, len(message.body)
     facts: dict[str, Json] = {"token": token, "size": total}
     while total > payload.LARGE and at < total:
@@ -85,14 +86,14 @@ def letters(message: Message, token: str) -> Iterator[Letter]:
 
 
 class Endpoint:
-    """Puts requests together, has them answered, and hands out the answers."""
+    """Assembles requests from letters, lets the worker answer them, and sends the answers."""
 
     def __init__(
         self, file: Path, name: str, server: str, on_refusal: OnRefusal, closed: str = ""
     ) -> None:
         self.file = file  # the silo's own
         self.name = name
-        self.server = server  # the cell of the server's job: no other one is answered
+        self.server = server  # the cell of the server's job: only this one gets answers
         self.on_refusal = on_refusal
         self.closed = closed  # why this silo does not take part in the job, if it does not
         self.asked: Json = None  # the request that is coming in, and what is here of it
@@ -106,7 +107,7 @@ class Endpoint:
         return Worker(self.name, Site.read(self.file))
 
     def take(self, message: CellMessage) -> CellMessage:
-        """One letter, and what there is to say to it."""
+        """Handle one letter and return the reply."""
         reply = None
         origin = str(message.get_header(MessageHeaderKey.ORIGIN) or "")
         try:
@@ -115,7 +116,7 @@ class Endpoint:
                 self.on_refusal(origin, f"{CHANNEL}:{TOPIC}", why)
             elif (letter := opened(message)) is not None:
                 reply = self._reply(letter)
-        except Exception:  # else the server would wait until the deadline
+        except Exception:  # otherwise the server would wait until the deadline
             log.exception("%s: a piece of a message cannot be taken", self.name)
         found = (reply or Letter({})).packed_reply()
         code = ReturnCode.INVALID_REQUEST if reply is None else ReturnCode.OK
@@ -128,7 +129,7 @@ class Endpoint:
         return self._hand_out(letter) if "wanted" in letter.facts else self._put(letter)
 
     def _put(self, letter: Letter) -> Letter | None:
-        """A piece of a request; the last one is answered."""
+        """Add a piece of a request. The last piece gets an answer."""
         token, at, size = (letter.facts.get(name) for name in ("token", "at", "size"))
         try:
             limit = self.worker.site.limit

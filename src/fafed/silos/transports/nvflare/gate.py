@@ -1,20 +1,21 @@
-"""Who may speak to whom in a FLARE federation that runs fafed.
+"""Which process may send messages to which in a FLARE federation that runs fafed.
 
-FLARE 2.9.0 carries any message from any cell to any other, and most of its handlers do not look at
-the sender. Another silo could ask a silo to train, have it read its files aloud, or abort its job.
-The sender is a header. FLARE compares it with the sender's token, but only for tokens of silos:
-whoever sends along the server's own token, which is on every message of the server, is believed to
-be the server.
+FLARE 2.9.0 carries any message from any cell to any other. (A cell is FLARE's messaging endpoint in
+one process.) Most of its handlers do not check the sender. Another silo could ask a silo to train,
+to send its files, or to abort its job. The sender is only a header. FLARE compares it with the
+sender's token, but only for tokens of silos. The server's own token is on every message of the
+server. Whoever copies it counts as the server.
 
 So every process of a federation has a gate, a filter on all messages that reach its cell:
 
-* on a silo, only the server and the silo's own processes may speak;
-* on the server, nobody may speak in another's name: the sender must be the one whose certificate
-  opened the connection. And only the server itself, which is where administrators' commands come
-  from, may give commands to its jobs.
+* A silo accepts messages only from the server and from the silo's own processes.
+* The server accepts a message only if its sender is the one whose certificate opened the
+  connection. So nobody can use the name of another. Only the server itself may send commands to its
+  jobs. Administrators' commands reach the jobs through the server.
 
-The gate of a parent process is a component in `local/resources.json`, put there by `local.install`.
-Job processes open theirs when the job starts. This module imports no torch: the parents need none.
+The gate of a parent process is a component in `local/resources.json`. `kit_files.install` puts it
+there. A job process installs its gate when the job starts. This module does not import torch,
+because the parent processes do not need it.
 """
 
 from __future__ import annotations
@@ -44,22 +45,22 @@ log = logging.getLogger("fafed")
 SERVER = FQCN.ROOT_SERVER
 COMMANDS = (CellChannel.SERVER_COMMAND, CellChannel.SERVER_PARENT_LISTENER)
 FOR_SILOS = (ServerCommandNames.GET_TASK, ServerCommandNames.SUBMIT_UPDATE)  # commands of silos
-PER_MINUTE = 60  # refusals that are noted: an attacker fills no disk
-OnRefusal = Callable[[str, str, str], None]  # the sender, what it sent, why it is refused
+PER_MINUTE = 60  # refusals that are logged, so that an attacker cannot fill the disk
+OnRefusal = Callable[[str, str, str], None]  # the sender, what it sent, the reason
 
 
 def silo_refuses(me: str, origin: str) -> str:
-    """Why a cell of a silo does not listen to this sender; "" if it does."""
+    """Why a cell of a silo refuses this sender; "" if it accepts the sender."""
     if FQCN.get_root(origin) in (SERVER, FQCN.get_root(me)):
         return ""
     return "only the server may send to a silo"
 
 
 def server_refuses(neighbour: str, origin: str, channel: str, topic: str) -> str:
-    """Why a cell of the server does not listen to this sender; "" if it does.
+    """Why a cell of the server refuses this sender; "" if it accepts the sender.
 
-    neighbour: the cell at the other end of the connection that the message came by. FLARE accepts
-    a connection only if that name is the one in the certificate.
+    neighbour: the cell at the other end of the connection. FLARE accepts a connection only if this
+    name is the one in the certificate.
     """
     whose, by = FQCN.get_root(origin), FQCN.get_root(neighbour)
     if by not in (whose, SERVER):
@@ -70,7 +71,7 @@ def server_refuses(neighbour: str, origin: str, channel: str, topic: str) -> str
 
 
 def guard(cell: Any, on_refusal: OnRefusal) -> None:
-    """Let nothing into a cell that may not come in."""
+    """Install the gate in a cell."""
     me = cell.get_fqcn()
 
     def check(message: CellMessage) -> CellMessage | None:
@@ -90,7 +91,7 @@ def guard(cell: Any, on_refusal: OnRefusal) -> None:
 
 
 def _subject(message: CellMessage) -> tuple[str, str]:
-    """Channel and topic, also of a message that comes as a stream."""
+    """The channel and the topic of a message, also if it comes as a stream."""
     found: list[str] = []
     streamed = message.get_header(MessageHeaderKey.CHANNEL) == STREAM_CHANNEL
     for plain, inside in (
@@ -103,7 +104,7 @@ def _subject(message: CellMessage) -> tuple[str, str]:
 
 
 class Refusals:
-    """Refusals into the log, and on a silo into its audit file: so many a minute, and no more."""
+    """Writes refusals to the log, and on a silo to its audit file, `PER_MINUTE` at most."""
 
     def __init__(self, who: str, silo_file: Path | None) -> None:
         self.who = who
@@ -119,7 +120,7 @@ class Refusals:
             self.noted += 1
             noted = self.noted
         if noted < PER_MINUTE:
-            # the first one imports much, and this thread carries everyone's messages
+            # the first refusal imports much, and this thread carries all messages
             details = (origin[:200], what[:200], why[:500])
             threading.Thread(target=self._note, args=details, daemon=True).start()
         elif noted == PER_MINUTE:
@@ -137,7 +138,7 @@ class Refusals:
 
 
 class Gate(FLComponent):  # type: ignore[misc]
-    """The gate of a parent process. What it and its jobs write is for its user alone."""
+    """The gate of a parent process. Only its user can read what it and its jobs write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,5 +152,5 @@ class Gate(FLComponent):  # type: ignore[misc]
             root = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
             on_server = FQCN.get_root(cell.get_fqcn()) == SERVER
             guard(cell, Refusals(name, None if on_server else root / "local" / "fafed.toml"))
-        except Exception as cause:  # this kind ends the process: it must not run without its gate
+        except Exception as cause:  # this kind ends the process: it must not run without a gate
             raise UnsafeComponentError(f"fafed's gate cannot be set up: {cause!r}") from cause

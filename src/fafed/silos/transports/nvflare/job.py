@@ -1,4 +1,4 @@
-"""What runs inside a FLARE job: our round loop on the server, our worker on each site."""
+"""The code inside a FLARE job: our round loop on the server, our worker on each site."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from fafed.training.loop import Diverged
 
 
 class Again(FafedError):
-    """The job ends after a finished round, to be submitted again with those who are back."""
+    """The job ends after a finished round. It will be submitted again with silos that are back."""
 
 
 class JobFacts(TypedDict, total=False):
@@ -58,8 +58,8 @@ class JobFacts(TypedDict, total=False):
 
 
 class FafedController(Controller):  # type: ignore[misc]
-    """Runs the experiments one after another. Every argument is an attribute of its name: FLARE's
-    export silently drops those that are not."""
+    """Runs the experiments one after another. Every argument is also an attribute of the same name:
+    FLARE's export silently drops arguments that are not."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class FafedController(Controller):  # type: ignore[misc]
             raise Again(f"round {record.round} is finished; the job was asked to end")
 
     def _command(self, topic: str, data: object, fl_ctx: FLContext, *more: object) -> JobFacts:
-        """What an administrator's session asks: how far the run is, or to end after a round."""
+        """Answer an administrator's session: report progress, or end after the round."""
         if isinstance(data, Mapping) and data.get("pause"):
             self.pause.set()
         return self.facts.copy()
@@ -155,10 +155,10 @@ class FafedController(Controller):  # type: ignore[misc]
 
 
 def policy_in_the_way(fl_ctx: FLContext) -> str:
-    """Why the silo's own privacy policy keeps it from this job; "" if it does not.
+    """Why the silo's own privacy policy forbids this job; "" if it does not.
 
-    FLARE applies a policy's filters to tasks and their results. fafed's messages are neither, and
-    a silo whose policy would not be kept must not take part."""
+    FLARE applies a policy's filters to tasks and their results. fafed's messages are neither. So a
+    silo with such a policy must not take part."""
     manager = PrivacyService.get_manager()
     if manager is None or not manager.is_policy_defined():
         return ""
@@ -214,14 +214,15 @@ class FafedRecipe(Recipe):  # type: ignore[misc]
         several = [experiments] if isinstance(experiments, Experiment) else list(experiments)
         fewest = FederationConfig.with_defaults(silos, min_silos).min_silos
         job = FedJob(name=several[0].name, min_clients=fewest)
-        job.set_app_packages(["fafed"])  # it is installed everywhere: a job carries no code
+        job.set_app_packages(["fafed"])  # fafed is installed everywhere: a job carries no code
         contents = [experiment.to_dict() for experiment in several]
         job.to_server(FafedController(contents, list(silos), fewest, deadline, start))
         job.to_clients(FafedExecutor())
         super().__init__(job)
 
     def process_env(self, env: ExecEnv) -> None:
-        """FLARE's simulator and proof-of-concept kits know no list of allowed classes of ours, and
-        take only those whose code comes along. Real silos refuse a job with code."""
+        """Send fafed's code with the job to FLARE's simulator and proof-of-concept kits. They do
+        not have our list of allowed classes, and accept only classes whose code is in the job. Real
+        silos refuse a job with code."""
         if not isinstance(env, ProdEnv):
             self._job.set_app_packages([])

@@ -1,14 +1,14 @@
-"""The files of fafed in a FLARE startup kit: each belongs to the place it is in.
+"""The files that fafed writes into a FLARE startup kit.
 
     local/fafed.toml       on a silo: its data, its folder, what may run (fafed.silos.site)
-                           on the server: runs = "FOLDER", measure = "FILE", what may run there,
-                           and what one silo may do to a run ([bounds], fafed.silos.bounds)
+                           on the server: runs = "FOLDER", measure = "FILE", what may run there
+                           (allow), what one silo may do to a run ([bounds], fafed.silos.bounds)
     local/resources.json   FLARE's own: a job may use one class of fafed and no other, and the
                            parent process has a gate (fafed.silos.transports.nvflare.gate)
-    local/authorization.json   on a silo: nobody may send code, look into files, or operate it
+    local/authorization.json   on a silo: nobody may send code, read files, or operate it
 
-In FLARE's simulator, which has no kits, FAFED_SILO names the silos' files, with {name} in it, and
-FAFED_SERVER the server's.
+FLARE's simulator has no kits. There the variable FAFED_SILO names the silos' files, with {name} for
+the silo, and FAFED_SERVER names the server's file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FORBIDDEN = ("byoc", "operate", "shell_commands", "server-predeployed-flwr")  # 
 
 class ServerFile(Part):
     runs: Path = Field(default=Path("fafed-runs"), strict=False)
-    measure: str | None = None  # a file to measure on, or "share" in a try-out
+    measure: str | None = None  # a file with data for evaluation, or "share"
     allow: list[str] = Field(default_factory=list)  # code beside fafed's own that may run here
     bounds: Bounds = Bounds()
 
@@ -53,8 +53,8 @@ def server_file(root: Path) -> ServerFile:
 
 
 def install(kit: Path, content: str) -> Path:
-    """Put fafed's file into a kit, make its class the only one that a job may use, and let nobody
-    but this user look into it."""
+    """Put fafed's file into a kit. Allow a job only fafed's class. Let only this user read the
+    kit."""
     local = kit / "local"
     default = local / "resources.json.default"
     resources = local / "resources.json"
@@ -70,7 +70,7 @@ def install(kit: Path, content: str) -> Path:
     found["class_allow_list"] = [SILO_CLASS if silo else SERVER_CLASS]
     ours = {GATE["id"]}
     if silo:
-        # FLARE would send a site's error log to the server, and with it paths and who knows what
+        # FLARE would send a site's error log, which may name paths, to the server
         found["allow_log_streaming"] = False
         ours.add("site_log_streamer")
         _forbid(local)
@@ -85,7 +85,7 @@ def install(kit: Path, content: str) -> Path:
 
 
 def outdated(kit: Path) -> str:
-    """Why a kit that fafed has set up is not safe to use; "" if it is, or has none of our files."""
+    """Why a kit that fafed has configured is not safe to use; "" if it is safe, or not ours."""
     local = kit / "local"
     if not (local / "fafed.toml").is_file():
         return ""
@@ -99,15 +99,15 @@ def outdated(kit: Path) -> str:
 
 
 def close(folder: Path) -> None:
-    """Take all rights in a folder from everyone but its owner: kits hold private keys."""
+    """Let only the owner of a folder read or write it: kits hold private keys."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             path.chmod(path.stat().st_mode & 0o700)
 
 
 def _forbid(local: Path) -> None:
-    """FLARE's defaults let the project's administrator send code with a job, which would come
-    before the silo's own fafed, and read files in the silo's kit."""
+    """Take rights from the project's administrator. FLARE's defaults allow sending code with a job,
+    which would replace the silo's own fafed, and reading files in the silo's kit."""
     default = json.loads((local / "authorization.json.default").read_text("utf-8"))
     rights = ("submit_job", "clone_job", "manage_job", "download_job", "view")
     for role, given in default["permissions"].items():
@@ -117,7 +117,8 @@ def _forbid(local: Path) -> None:
 
 
 def _keep_inside(found: object, kit: Path) -> None:
-    """FLARE's server keeps jobs in /tmp/nvflare, shared by all servers of a machine: move them."""
+    """Keep the server's jobs in its kit. FLARE's default folder is shared by all servers of a
+    machine."""
     if isinstance(found, dict):
         for key, value in found.items():
             if isinstance(value, str) and value.startswith("/tmp/nvflare/"):

@@ -1,7 +1,7 @@
-"""FLARE's startup kits and processes on this machine: for try-outs and tests.
+"""A local federation: FLARE's startup kits and processes on this machine, for try-outs and tests.
 
-Certificates come from FLARE's own `nvflare provision`; servers and sites are started by the script
-in their kit. A real federation does the same by hand, one kit per institution: docs/silos.md.
+FLARE's own `nvflare provision` makes the certificates. The script in each kit starts the server or
+the site. A real federation does the same by hand, with one kit per institution: docs/silos.md.
 """
 
 from __future__ import annotations
@@ -42,15 +42,16 @@ BUILDERS: tuple[dict[str, Any], ...] = (
     {"path": f"{LIGHTER}.cert.CertBuilder"},
     {"path": f"{LIGHTER}.signature.SignatureBuilder"},
 )
-SITE = r"[A-Za-z0-9_-]{1,63}"  # what FLARE takes, and a certificate: no dots
+SITE = r"[A-Za-z0-9_-]{1,63}"  # names that FLARE and certificates accept: no dots
 HOST = r"(?=.{1,63}$)[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?"
 RESERVED = ("server", "admin")
 
 
 class PrivateBuilder(Builder):  # type: ignore[misc]
-    """`nvflare provision` leaves the keys of the certificate authority and of all participants in
-    `state/cert.json`, for every user of the machine to read. This part of the project file keeps
-    them from all but the owner. It must come first: FLARE finishes its builders in reverse order.
+    """Lets only the owner read the keys. `nvflare provision` writes the keys of the certificate
+    authority and of all participants to `state/cert.json`, readable for every user of the machine.
+    The project file names this builder. It must come first: FLARE finishes its builders in reverse
+    order.
     """
 
     def initialize(self, project: Project, ctx: ProvisionContext) -> None:
@@ -61,7 +62,7 @@ class PrivateBuilder(Builder):  # type: ignore[misc]
 
 
 def project(silos: Iterable[str], *, host: str, port: int, name: str = "fafed") -> str:
-    """The file that `nvflare provision` takes."""
+    """The project file for `nvflare provision`."""
     sites = list(silos)
     for silo in sites:
         if not re.fullmatch(SITE, silo) or silo in (*RESERVED, host):
@@ -94,7 +95,7 @@ def project(silos: Iterable[str], *, host: str, port: int, name: str = "fafed") 
 
 
 def provision(folder: Path, silos: Sequence[str], *, host: str = "localhost") -> Path:
-    """Certificates and kits for a server and these silos; returns the folder of the kits."""
+    """Make certificates and kits for a server and these silos. Return the folder of the kits."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "project.yml").write_text(project(silos, host=host, port=free_port()), "utf-8")
     command = [sys.executable, "-m", "nvflare.cli", "provision", "-p", "project.yml", "-w", "."]
@@ -123,7 +124,7 @@ class Member:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        # the kit's script calls python3, and the user's own modules are beside the user
+        # the kit's script calls python3, and the user's own modules are in the current folder
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         modules = f"{Path.cwd()}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
         command = ["bash", str(self.kit / "startup" / "sub_start.sh"), "--once"]
@@ -135,7 +136,7 @@ class Member:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is ours: we stop them in order
+                start_new_session=True,  # Ctrl-C must not reach them: we stop them in order
                 umask=0o077,
             )
 
@@ -148,8 +149,8 @@ class Member:
         return [p for p in self._all() if self.process and p.pid != self.process.pid]
 
     def kill(self) -> None:
-        """kill -9, with the jobs' processes, until nothing runs from this kit: one that ends may
-        have started a job just before."""
+        """Kill all processes of this kit with SIGKILL, the jobs' too. Repeat until none is left: a
+        process may have started a job just before its end."""
         while found := self._all():
             for process in found:
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -165,7 +166,7 @@ class Member:
         self.kill()
 
     def _all(self) -> list[psutil.Process]:
-        """Everything that runs from this kit, orphans too."""
+        """All processes of this kit, also those whose parent has died."""
         found = []
         main = self.process.pid if self.process and self.alive else None
         for process in psutil.process_iter():
@@ -178,7 +179,7 @@ class Member:
 
 
 class Local:
-    """All members of a federation on this machine; one that dies is started again."""
+    """All members of a federation on this machine. A member that dies is started again."""
 
     def __init__(self, kits: Path, silos: Sequence[str], host: str = "localhost") -> None:
         self.kits = kits
@@ -195,7 +196,7 @@ class Local:
             member.start()
 
     def watch(self) -> None:
-        """What a service manager does: start again what has died."""
+        """Restart members that have died, as a service manager does."""
         for member in self.members:
             if not member.alive:
                 self.restarts += 1

@@ -1,4 +1,4 @@
-"""A federation on this machine from one command: real certificates, real processes, loopback."""
+"""Run a local federation with one command: real certificates, real processes, loopback."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fafed.silos.transports.nvflare.local_federation import ADMIN, Local, provis
 
 
 def for_silos(experiment: Experiment, silos: int) -> Experiment:
-    """The experiment for so many clients, on the engine whose numbers silos give. Their processes
-    run elsewhere: a folder of data is meant from here, as in a run on this machine."""
+    """The experiment for this number of clients, on the loop back end, whose numbers silos give.
+    The silos' processes run in other folders, so the path of a data folder becomes absolute."""
     content = experiment.to_dict() | {"engine": "loop"}
     if experiment.data.name is not None:
         content["data"] = {**content["data"], "clients": silos}
@@ -29,7 +29,7 @@ def for_silos(experiment: Experiment, silos: int) -> Experiment:
 
 
 def allowed(experiments: Sequence[Experiment]) -> list[str]:
-    """The code that these experiments need on a silo that takes its share of their data."""
+    """The code that these experiments need on a silo with a share of their data."""
     found: list[str] = []
     for e in experiments:
         found += [e.model.name, e.algorithm.name, e.loss]
@@ -41,9 +41,9 @@ def allowed(experiments: Sequence[Experiment]) -> list[str]:
 def local_federation(
     folder: Path, experiments: Sequence[Experiment], silos: int, runs: Path
 ) -> Iterator[Local]:
-    """A server and silos that share the experiments' own data; stopped in the end.
+    """A server and silos that share the experiments' own data. They stop at the end.
 
-    What the silos keep stays in the folder; the kits with their certificates are made anew.
+    The silos' states stay in the folder. The kits with their certificates are new each time.
     """
     names = _names(silos)
     folder.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def attempt(
     deadline: float = 600.0,
     on_record: OnRecord | None = None,
 ) -> None:
-    """Run the experiments on a federation of this machine, to the end."""
+    """Run the experiments to their end on a local federation."""
     federation = FederationConfig.with_defaults(_names(silos), min_silos)
     folder = runs / experiments[0].name / "silos"
     with local_federation(folder, experiments, silos, runs) as local:

@@ -1,4 +1,4 @@
-"""The server's end of the wire."""
+"""The server's end of the FLARE transport."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from fafed.silos.server import log
 from fafed.silos.transports.nvflare.endpoint import CHANNEL, TOPIC, Letter, letters, opened
 
 PING_SECONDS = 2.0
-GONE = 3  # pings in a row that find nobody
+GONE = 3  # pings in a row without an answer, until a silo counts as gone
 NOBODY = (ReturnCode.COMM_ERROR, ReturnCode.TARGET_UNREACHABLE, ReturnCode.INVALID_TARGET)
 
 
 class Aborted(FafedError):
-    """FLARE ends the job: a site's process has failed, or an administrator wants it."""
+    """FLARE ends the job: a site's process has failed, or an administrator has aborted it."""
 
 
 class Wire:
-    """The transport: each request waits for its answer in a thread of its own. Large answers are
-    kept in the folder."""
+    """The transport. Each request waits for its answer in a thread of its own. Large answers go
+    into the folder."""
 
     def __init__(self, fl_ctx: FLContext, abort_signal: Signal, folder: Path) -> None:
         self.engine = fl_ctx.get_engine()
         self.job = fl_ctx.get_job_id()
         self.abort = abort_signal
         self.folder = folder
-        self.met: set[str] = set()  # have answered in this job
-        self.gone: set[str] = set()  # had answered, and exist no more
-        self.busy: set[str] = set()  # have not answered an earlier request
+        self.met: set[str] = set()  # silos that have answered in this job
+        self.gone: set[str] = set()  # silos that had answered, and are gone
+        self.busy: set[str] = set()  # silos that have not answered an earlier request
 
     def present(self) -> list[str]:
         return sorted(self.met - self.gone - self.busy)
@@ -99,7 +99,8 @@ class Wire:
             answers.put((silo, None))
 
     def _carried(self, silo: str, request: Message, end: float, limit: int) -> Message | None:
-        """There and back, piece by piece, so that no process holds a large message as a whole."""
+        """Send a request and receive the answer, piece by piece, so that no process holds a large
+        message as a whole."""
         token, reply = secrets.token_hex(8), None
         for letter in letters(request, token):
             reply = self._exchanged(silo, letter, end)
@@ -134,11 +135,11 @@ class Wire:
         reply = self._sent(silo, letter, end - time.monotonic())
         if reply is None or _code(reply) != ReturnCode.OK:
             return None
-        # What is no letter is an answer, but a bad one: its silo has not gone.
+        # Something that is not a letter is a bad answer. The silo is not gone.
         return opened(reply) or Letter({"size": -1})
 
     def _sent(self, silo: str, letter: Letter, seconds: float) -> CellMessage | None:
-        """What comes back for a letter; None if it does not come from the silo that was asked."""
+        """The reply to a letter; None if it does not come from the silo that was asked."""
         client = self.engine.get_client_from_name(silo)
         if client is None:
             return None
@@ -163,10 +164,10 @@ class Wire:
     def _ping(self, silo: str, misses: dict[str, int]) -> None:
         try:
             code = _code(self._sent(silo, Letter({"ping": True}), 10 * PING_SECONDS))
-        except Exception:  # FLARE has many; none of them is an answer
+        except Exception:  # FLARE raises many kinds; none of them is an answer
             code = ReturnCode.COMM_ERROR
         if code in NOBODY:
-            misses[silo] += 1  # one that is merely slow has until the deadline
+            misses[silo] += 1  # a slow silo has time until the deadline
         elif code == ReturnCode.OK:
             misses[silo] = 0
 
