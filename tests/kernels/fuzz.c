@@ -11,7 +11,7 @@
 int64_t gradients(const layer *, int32_t, int64_t, int64_t, int64_t, int64_t, const real *, int64_t,
                   const real *, const int64_t *, const int64_t *, real *, real *, real *, real *);
 void outputs(const layer *, int32_t, int64_t, int64_t, const real *, const real *, real *, real *);
-int64_t walk_room(const layer *, int32_t, int64_t, int32_t);
+int64_t steps_room(const layer *, int32_t, int64_t, int32_t);
 int64_t sgd_steps(const layer *, int32_t, int64_t, int64_t, int64_t, int64_t, const double *,
                 const real *, const int64_t *, const int64_t *, const real *, int64_t, const real *,
                 int64_t, real *, real *, real *);
@@ -147,10 +147,10 @@ static void networks(void) {
     for (int64_t t = 0; t < all; t++) rows[t] = up_to(held - 1);
     double rates[3] = {0.1, 0.2, 0.3}, keeps[3] = {0.9, 0.8, 0.7};
     real *way = chance(2) ? numbers(clients * d, wild) : 0, *end = empty(clients * d);
-    losses = empty(clients * steps), space = empty(walk_room(layers, n, b, 1));
+    losses = empty(clients * steps), space = empty(steps_room(layers, n, b, 1));
     must(sgd_steps(layers, n, clients, steps, b, d, rates, pool, rows, targets, x, x_stride, way,
                  way ? d : 0, end, losses, space) == bad, "sgd_steps: another label is wrong");
-    free(space), free(way), space = empty(walk_room(layers, n, b, 2));
+    free(space), free(way), space = empty(steps_room(layers, n, b, 2));
     const int adapts = chance(2), keeps_x = chance(2);
     real *before = numbers(d, wild), *m = numbers(clients * d, wild);
     real *v = adapts ? numbers(d, wild) : 0, *inverse = adapts ? numbers(d, wild) : 0;

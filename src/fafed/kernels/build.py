@@ -111,12 +111,12 @@ def _typed(lib: ctypes.CDLL) -> ctypes.CDLL:
     lib.gradients.restype = size
     lib.outputs.argtypes = [pointer, small, size, size, *[pointer] * 4]
     lib.outputs.restype = None
-    lib.walk_room.argtypes = [pointer, small, size, small]
-    lib.walk_room.restype = size
-    walk: list[Any] = [pointer, small, *[size] * 4, *[pointer] * 4]
-    lib.sgd_steps.argtypes = [*walk, *rows * 2, *[pointer] * 3]
+    lib.steps_room.argtypes = [pointer, small, size, small]
+    lib.steps_room.restype = size
+    both: list[Any] = [pointer, small, *[size] * 4, *[pointer] * 4]
+    lib.sgd_steps.argtypes = [*both, *rows * 2, *[pointer] * 3]
     lib.sgd_steps.restype = size
-    lib.storm_steps.argtypes = [*walk, pointer, ctypes.c_double, pointer, *rows * 5, *[pointer] * 5]
+    lib.storm_steps.argtypes = [*both, pointer, ctypes.c_double, pointer, *rows * 5, *[pointer] * 5]
     lib.storm_steps.restype = size
     lib.storm_estimate.argtypes = [size, size, *rows * 4, pointer]
     lib.storm_estimate.restype = None

@@ -32,7 +32,7 @@ static int64_t own_room(const layer *layers, int32_t n, int64_t b) {
 
 /* Numbers in the workspace of `sgd_steps` (one network) or `storm_steps` (two). It must hold zeros
    before its first use. */
-int64_t walk_room(const layer *layers, int32_t n, int64_t b, int32_t networks) {
+int64_t steps_room(const layer *layers, int32_t n, int64_t b, int32_t networks) {
     return networks * (own_room(layers, n, b) + largest_block(layers, n) + GAP);
 }
 

@@ -138,11 +138,11 @@ class Network:
         means no correction."""
 
         def of_all(x: Tensor, correction: Tensor, *batches: Tensor) -> tuple[Tensor, ...]:
-            walk = _Walk(self, 1, rates, inputs.pool, *batches)
+            steps = _FusedSteps(self, 1, rates, inputs.pool, *batches)
             x, correction = packed(x), packed(correction)
             out = torch.empty(x.shape, dtype=x.dtype)
-            walk(walk.library.sgd_steps, *rows_of(x, correction), out.data_ptr())
-            return out, walk.losses
+            steps(steps.library.sgd_steps, *rows_of(x, correction), out.data_ptr())
+            return out, steps.losses
 
         out, losses = for_all_clients(of_all, x, correction, inputs.rows, targets)
         return out, losses
@@ -164,19 +164,19 @@ class Network:
 
         def of_all(*tensors: Tensor) -> tuple[Tensor, ...]:
             *point, rows, targets = tensors
-            walk = _Walk(self, 2, rates, inputs.pool, rows, targets)
+            steps = _FusedSteps(self, 2, rates, inputs.pool, rows, targets)
             x, before, m, v = map(packed, point)
             out = [torch.empty(t.shape, dtype=t.dtype) for t in (before, m, v)]
             end = torch.empty_like(out[0] if keep_x else out[0][:1]).expand(before.shape)
             if not len(inverse):
                 out[-1], v = v, v[:, :0]
-            walk(
-                walk.library.storm_steps,
+            steps(
+                steps.library.storm_steps,
                 *(keeps.data_ptr(), beta, *addresses(inverse)),
                 *rows_of(x, before, m, v, end),
                 *addresses(*out),
             )
-            return end if keep_x else end[:, :0], *out, walk.losses
+            return end if keep_x else end[:, :0], *out, steps.losses
 
         return for_all_clients(of_all, *point, inputs.rows, targets)
 
@@ -204,7 +204,7 @@ class _Work:
         self.layers, most = network._layout(shape)
         self.piece = min(b, most)
         numbers = (
-            self.library.walk_room(self.layers, len(self.layers), b, networks)
+            self.library.steps_room(self.layers, len(self.layers), b, networks)
             if networks
             else self.library.room(self.layers, len(self.layers), self.piece)
         )
@@ -212,7 +212,7 @@ class _Work:
         self.rest = torch.empty(network.parameters if self.piece < b else 0, dtype=network.dtype)
 
 
-class _Walk:
+class _FusedSteps:
     """Local steps on batches (clients, q, b), and their losses."""
 
     def __init__(

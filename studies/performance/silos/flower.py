@@ -14,7 +14,7 @@ next's; the median is printed, with the memory of all processes together at its 
 26,620 parameters, three silos; large: 50 million, two silos. Needs fafed[flower].
 """
 
-# ruff: noqa: E402  (the federation's helper is the tests', found by its path)
+# ruff: noqa: E402  (the tests have the tools for a federation; they are found by path)
 from __future__ import annotations
 
 import contextlib
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[3]
-sys.path[:0] = [str(ROOT / "tests" / "silos"), str(ROOT / "tests"), str(Path(__file__).parent)]
+sys.path[:0] = [str(ROOT / "tests" / "helpers"), str(ROOT / "tests"), str(Path(__file__).parent)]
 
 import psutil
 import torch
