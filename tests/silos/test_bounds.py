@@ -144,7 +144,7 @@ def test_a_silo_that_loses_its_state_again_and_again_costs_one_new_start(tmp_pat
         place = run(found, tmp_path, wire)
     absent = {r: {2} for r in range(2, ROUNDS + 1)}
     assert torch.equal(final(place), simulated(found, absent, {2: 2}))
-    assert caplog.text.count("it joins anew") == 1
+    assert caplog.text.count("it joins as a new one") == 1
 
 
 def test_a_silo_that_loses_its_state_between_two_exchanges_does_not_stop_the_others(tmp_path):

@@ -91,8 +91,8 @@ def test_a_silo_that_lost_its_state_joins_anew(damage, tmp_path, caplog):
 
     with caplog.at_level(logging.WARNING):
         place = run(found, tmp_path, wire, on_record)
-    assert "silo 'c' has lost its state of the run; it joins anew" in caplog.text
-    assert "starts its estimate anew" in caplog.text
+    assert "silo 'c' has lost its state of the run; it joins as a new one" in caplog.text
+    assert "starts its estimate again from zero" in caplog.text
     assert [r.clients for r in place.records()] == [3] * 5
     assert torch.equal(final(place), simulated(found, {}, {3: 2}))
 

@@ -203,7 +203,7 @@ def load(run: Run, path: Path, *digests: str) -> None:
     except KeyError as cause:
         raise CheckpointError(
             f"checkpoint {path} has no {cause}: another version of {type(run.algorithm).__name__} "
-            "wrote it. Go on with that version, or start the run anew in another folder"
+            "wrote it. Go on with that version, or start a new run in another folder"
         ) from cause
     engine.restore(Snapshot(states, header.get("memo") or {}))
     run.state = State(

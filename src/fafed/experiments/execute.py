@@ -195,7 +195,7 @@ def _start(place: RunDir, experiment: Experiment) -> _Start:
         why = "; ".join(causes) or f"{place.checkpoints} has none, {place._records} has records"
         raise FafedError(
             f"{place.path} cannot go on, because no checkpoint can be used: {why}. Restore the "
-            "files from a backup, or set experiment.toml back if it was changed. To begin anew "
+            "files from a backup, or set experiment.toml back if it was changed. To start again "
             f"with round 1: `fafed resume {place.path} --again`, which moves what is there aside"
         )
     if lines.there:  # killed before the first checkpoint

@@ -121,7 +121,7 @@ class RunDir:
     def _cure(self) -> str:
         return (
             f"`fafed resume {self.path}` goes on from a checkpoint if one fits; else restore the "
-            "file from a backup, or begin anew with --again, which moves what is there aside"
+            "file from a backup, or start again with --again, which moves what is there aside"
         )
 
     def failure(self) -> str | None:
@@ -135,7 +135,7 @@ class RunDir:
         if environment.get("digest") not in (None, experiment.digest):
             raise Damaged(
                 f"{self.path / 'experiment.toml'} is not the one that the records were made with: "
-                "set it back to that, or begin anew with "
+                "set it back to that, or start again with "
                 f"`fafed resume {self.path} --again`, which moves the records aside"
             )
         clients = self.json("clients.json")

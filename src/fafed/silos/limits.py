@@ -215,7 +215,5 @@ class Budget:
         except (ValueError, TypeError, KeyError):
             good = False
         if not good:  # without the file, the full budget could be spent again
-            raise FafedError(
-                f"{self.path} is damaged: restore it, or delete it to begin to count anew"
-            )
+            raise FafedError(f"{self.path} is damaged: restore it, or delete it to count from zero")
         return known

@@ -235,7 +235,9 @@ class Silos(Engine):
         for client in clients:
             silo = self.federation.silos[client]
             log.warning(
-                "round %d: silo %r has lost its state of the run; it joins anew", place.round, silo
+                "round %d: silo %r has lost its state of the run; it joins as a new one",
+                place.round,
+                silo,
             )
             self.counted.pop(client, None)
             self.lost[client] = place.round

@@ -126,7 +126,7 @@ def greeted(experiment: Experiment, place: RunDir, mailbox: Mailbox, bounds: Bou
     """Tell the silos which experiment runs, and collect what they say about themselves. What they
     say at the first start is used for the whole run. All silos must come to the first start. Later
     `min_silos` are enough."""
-    known = place.json("silos.json", "begin the run anew in another folder")
+    known = place.json("silos.json", "start a new run in another folder")
     federation = mailbox.federation
     if known and known["silos"] != list(federation.silos):
         raise ConfigError(

@@ -116,7 +116,7 @@ class Worker:
             log.warning("%s: refused the server's message: %s", self.name, why)
             facts = {"why": why}
         except Lost as cause:
-            log.warning("%s: %s; this silo joins anew", self.name, cause)
+            log.warning("%s: %s; this silo joins as a new one", self.name, cause)
             kind = "lost"
         except NotFinite as cause:
             kind, facts = "diverged", {"what": cause.what}
@@ -197,7 +197,7 @@ class Worker:
             if not limits.join_late:
                 raise Refusal(
                     f"this silo has not seen the beginning of the run, and is to join it in round "
-                    f"{place.round}: its file has join_late = false; begin the run anew, or ask "
+                    f"{place.round}: its file has join_late = false; start a new run, or ask "
                     "who runs the silo"
                 )
             log.warning(

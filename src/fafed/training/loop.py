@@ -207,7 +207,8 @@ class Run:
         if self.algorithm.requires_all_clients:
             return Absent(
                 f"round {number}: {cause}, and {type(self.algorithm).__name__} cannot do without "
-                "it: restore it from a backup, or begin the run anew" + self._without_everyone()
+                "it: restore it from a backup, or start the run from the beginning"
+                + self._without_everyone()
             )
         self.state = self.state._replace(members=())
         return _RetryRound(clients)
@@ -220,7 +221,7 @@ class Run:
         new: HasX = self.algorithm.regroup(shared)
         if new is not shared:
             log.warning(
-                "round %d: the clients changed, %s starts its estimate anew "
+                "round %d: the clients changed, %s starts its estimate again from zero "
                 "(its analysis assumes the same clients in every round)",
                 number,
                 type(self.algorithm).__name__,

@@ -138,8 +138,8 @@ def test_a_run_survives_what_real_silos_do_to_it(tmp_path):
     assert [r.round for r in trial.place.records()] == [1, 2, 3, 4, 5]
     who = {1: (0, 1, 2), 2: (0,), 3: (0, 2), 4: (0,), 5: (0, 1, 2)}
     assert answered(trial.place, SILOS) == who
-    assert "silo 'north' has lost its state of the run; it joins anew" in trial.log()
-    assert "starts its estimate anew" in trial.log()
+    assert "silo 'north' has lost its state of the run; it joins as a new one" in trial.log()
+    assert "starts its estimate again from zero" in trial.log()
     absent = {round: set(range(3)) - set(there) for round, there in who.items()}
     expected = simulated(trial.found, absent, {5: 0})
     torch.testing.assert_close(final(trial.place), expected, rtol=1e-6, atol=1e-7)
@@ -184,7 +184,7 @@ def test_a_disk_that_is_wiped_in_a_running_job_joins_anew(tmp_path, monkeypatch,
     wire = app.Wire(Grid(tmp_path))
     with caplog.at_level(logging.WARNING):
         serve(trial.found, trial.place, wire, FederationConfig(SILOS, 2), on_record=on_record)
-    assert "silo 'south' has lost its state of the run; it joins anew" in caplog.text
+    assert "silo 'south' has lost its state of the run; it joins as a new one" in caplog.text
     expected = simulated(trial.found, {}, {3: 1})
     torch.testing.assert_close(final(trial.place), expected, rtol=1e-6, atol=1e-7)
     told = [(x["kind"], x["direction"]) for x in lines(tmp_path / "kept-south")]

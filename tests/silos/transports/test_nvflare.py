@@ -168,7 +168,7 @@ def test_what_real_silos_do_to_you(tmp_path, monkeypatch, caplog):
         "refused a message of 'silo-2': 0.x holds NaN or infinity",
         "silo 'silo-2' did not answer within 5 s",
         "silo 'silo-1' is gone",
-        "silo 'silo-1' has lost its state of the run; it joins anew",
+        "silo 'silo-1' has lost its state of the run; it joins as a new one",
     ):
         assert words in told, words
     assert "there is no state" in (tmp_path / "work" / "silo-1" / "log.txt").read_text()
