@@ -64,7 +64,10 @@ def data(ignored, n=40, after=()):
 
 
 def network(*layers):
+    """The layers, with weights that do not depend on what ran before."""
     torch.manual_seed(0)
+    for layer in layers:
+        layer.reset_parameters()
     return nn.Sequential(*layers).double()
 
 
