@@ -121,7 +121,7 @@ def history(place, silos):
     return last, lost
 
 
-@pytest.mark.waits
+@pytest.mark.slow
 def test_what_real_silos_do_to_you(tmp_path, monkeypatch, caplog):
     """One run in which a silo hangs, one sends NaN, one is killed, one loses its disk, and the
     server is killed. It ends where a simulation ends that lost the same clients in the same
