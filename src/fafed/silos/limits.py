@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypedDict
@@ -35,7 +34,7 @@ from torch import Tensor
 
 from fafed import files, models
 from fafed.core import tree
-from fafed.core.algorithm import AnyAlgorithm, Exchange
+from fafed.core.algorithm import AnyAlgorithm, exchanges_of_round
 from fafed.errors import ConfigError, FafedError
 from fafed.experiments.config import Experiment, Part
 from fafed.silos import payload
@@ -80,7 +79,11 @@ class Limits(Part):
                 "too few of this silo's rows are left to train on: the silo's file has min_rows = "
                 f"{self.min_rows}; hold out less, or ask who runs the silo"
             )
-        draws = {kind for exchange in _exchanges(algorithm) for kind in exchange.draw}
+        draws = {
+            kind
+            for exchange in exchanges_of_round(algorithm, opening=True)
+            for kind in exchange.draw
+        }
         looks: list[tuple[str, int | str]] = [("batch_size", experiment.batch_size)]
         if "anchor" in draws:
             looks.append(("opening_batch_size", _anchor(experiment)))
@@ -109,7 +112,7 @@ class Limits(Part):
         algorithm. The last digits may differ, because processors round differently."""
         if experiment.model.name in self.models_from_given_weights:
             return
-        first = _exchanges(algorithm)[0]
+        first = exchanges_of_round(algorithm, opening=True)[0]
         begun = first.send(algorithm.init(x0)), buffers
         for name, leaf in tree.flatten(begun).items():
             given = tree.flatten(found)[name].to(leaf.device)
@@ -138,10 +141,6 @@ class Limits(Part):
                 f"{what} = {value:g} is too large for this silo: its file has {limit} = {high:g}; "
                 "take less, or ask who runs the silo"
             )
-
-
-def _exchanges(algorithm: AnyAlgorithm) -> Sequence[Exchange]:
-    return (*algorithm.opening(), *algorithm.exchanges())
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

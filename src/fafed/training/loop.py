@@ -197,7 +197,7 @@ class Run:
             raise Absent(
                 f"round {number}: {type(self.algorithm).__name__} needs every client in every "
                 f"round, but {absent} did not answer: bring them back and go on"
-                + self._without_everyone()
+                + self._absence_advice()
             )
         if not first:
             raise _RetryRound(tuple(answered))
@@ -208,12 +208,12 @@ class Run:
             return Absent(
                 f"round {number}: {cause}, and {type(self.algorithm).__name__} cannot do without "
                 "it: restore it from a backup, or start the run from the beginning"
-                + self._without_everyone()
+                + self._absence_advice()
             )
         self.state = self.state._replace(members=())
         return _RetryRound(clients)
 
-    def _without_everyone(self) -> str:
+    def _absence_advice(self) -> str:
         cure = self.algorithm.absence_cure
         return f" ({cure} does without)" if cure else ""
 
