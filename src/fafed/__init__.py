@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fafed.core.algorithm import Algorithm
     from fafed.core.records import History, Record
     from fafed.errors import ConfigError, DataError, FafedError
+    from fafed.experiments.model_file import load
     from fafed.objectives import metrics
     from fafed.objectives.function import Function
     from fafed.objectives.module import Model
@@ -80,6 +81,7 @@ __all__ = [
     "Result",
     "Run",
     "SuperAdam",
+    "load",
     "metrics",
     "schedules",
     "train",
@@ -90,6 +92,7 @@ _HOMES = {
     "core.algorithm": ["Algorithm"],
     "core.records": ["History", "Record"],
     "errors": ["ConfigError", "DataError", "FafedError"],
+    "experiments.model_file": ["load"],
     "objectives.function": ["Function"],
     "objectives.module": ["Model"],
     "training.api": ["Result", "train"],

@@ -58,7 +58,7 @@ class Model(Objective):
     ) -> None:
         super().__init__(clip, weight_decay)
         _refuse_what_a_copy_loses(module)
-        self.module = _moved(_copied(module), device).train()
+        self.module = _moved(copied(module), device).train()
         self.loss = loss
         self.averaged = averaged(loss)
         trainable = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
@@ -226,13 +226,22 @@ class Model(Objective):
 
     def predict(self, x: Tensor, buffers: tuple[Tensor, ...]) -> nn.Module:
         """A copy of the module with this vector and these buffers, in eval mode."""
-        module = _copied(self.module)
+        module = copied(self.module)
         state = self._parameters(x) | dict(zip(self.buffer_names, buffers, strict=True))
         with torch.no_grad():
             for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
                 if name in state:
                     tensor.copy_(state[name])
         return module.eval()
+
+    def state_dict(self, x: Tensor, buffers: tuple[Tensor, ...]) -> dict[str, Any]:
+        """The module's state_dict with this vector and these buffers. The module is not copied: its
+        frozen part may be large. A weight with two names is one tensor under both."""
+        known = self._parameters(x) | dict(zip(self.buffer_names, buffers, strict=True))
+        named = [*self.module.named_parameters(), *self.module.named_buffers()]
+        first = {id(tensor): name for name, tensor in named}
+        found = self.module.state_dict(keep_vars=True)
+        return {name: known.get(first.get(id(own), ""), own) for name, own in found.items()}
 
     def totals(
         self,
@@ -325,7 +334,7 @@ class Model(Objective):
         own: nn.Module | None = getattr(self._local, "module", None)
         if own is None:
             tensors = [*self.module.parameters(), *self.module.buffers()]
-            own = self._local.module = _copied(self.module, {id(t): t for t in tensors})
+            own = self._local.module = copied(self.module, {id(t): t for t in tensors})
         return own
 
     def _loss(self, x: Tensor, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]:
@@ -351,7 +360,7 @@ class Model(Objective):
                 yield
 
 
-def _copied(module: nn.Module, same: dict[int, object] | None = None) -> nn.Module:
+def copied(module: nn.Module, same: dict[int, object] | None = None) -> nn.Module:
     """A deep copy. Weights that a module computes before each call (pruning, weight norm) are
     detached first: torch refuses to copy tensors that have a graph."""
     memo = dict(same or {})
