@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypedDict, cast
 import torch
 
 from fafed import data as datasets
+from fafed.core.records import Record
 from fafed.errors import ConfigError
 from fafed.experiments import assemble
 from fafed.experiments.assemble import Prepared, Shards
@@ -18,7 +19,7 @@ from fafed.experiments.execute import OnRecord, execute
 from fafed.experiments.rundir import RunDir
 from fafed.files import Json
 from fafed.objectives.module import Model
-from fafed.silos import memory, messages
+from fafed.silos import final_model, memory, messages
 from fafed.silos.audit import Audit, logged
 from fafed.silos.bounds import Bounds, Guard
 from fafed.silos.messages import EMPTY, ExchangeId, Facts, Refused
@@ -43,7 +44,8 @@ def serve(
     bounds: Bounds | None = None,
     on_record: OnRecord | None = None,
 ) -> None:
-    """Run the experiment over these silos. Resume it if it has begun before.
+    """Run the experiment over these silos. Resume it if it has begun before. At the end the silos
+    get the final model.
 
     measure: the data for evaluation: a file of inputs and targets, or "share" for the experiment's
     own data (in a local federation), or None for no evaluation.
@@ -55,6 +57,7 @@ def serve(
     bounds = bounds or Bounds()
     experiment = experiment.changed(checkpoint_every=1)
     mailbox = Mailbox(transport, federation, Audit(place.path / "audit.jsonl", "server"))
+    begun: list[tuple[str, Run]] = []  # the run, and its name for the silos
 
     def prepare(experiment: Experiment, engine: str | None) -> Prepared:
         if engine not in (None, ENGINE_NAME):
@@ -99,10 +102,18 @@ def serve(
             measure_every=experiment.eval_every,
             check_state=True,
         )
+        begun.append((known["run"], run))
         return Prepared(run, goal, shards)
 
+    def recorded(record: Record) -> None:
+        if record.round == experiment.rounds:
+            ((name, run),) = begun
+            final_model.hand_out(mailbox, name, run.state)
+        if on_record:
+            on_record(record)
+
     with logged(place.path / "log.txt"):
-        execute(experiment, place, on_record, prepare, lag=0)  # silos keep only two rounds
+        execute(experiment, place, recorded, prepare, lag=0)  # silos keep only two rounds
 
 
 class Known(TypedDict):

@@ -9,6 +9,9 @@
     [limits]                                 # see `fafed.silos.limits`
     min_batch_size = 64
 
+    [model]
+    keep = true                              # whether the silo takes the final model of a run
+
 The file stays on the silo. The server learns no path and no example, only the number of examples.
 `share = true` takes this client's share of the experiment's own data, for a local federation.
 """
@@ -45,12 +48,17 @@ class SiteData(Part):
         return self
 
 
+class SiteModel(Part):
+    keep: bool = True  # whether the silo takes the final model of a run, see `final_model`
+
+
 class Site(Part):
     folder: Path = Field(strict=False)
     allow: list[str]
     data: SiteData
     limit: int = Field(default=16 * 2**30, ge=1)  # bytes of a message
     limits: Limits = Limits()
+    model: SiteModel = SiteModel()
 
     @classmethod
     def read(cls, path: Path) -> Site:

@@ -29,7 +29,7 @@ from fafed.experiments import assemble
 from fafed.experiments.config import Experiment
 from fafed.objectives.base import Memory
 from fafed.objectives.module import Model
-from fafed.silos import memory, messages, payload
+from fafed.silos import final_model, memory, messages, payload
 from fafed.silos.audit import Audit, logged
 from fafed.silos.limits import Budget, Refusal
 from fafed.silos.messages import EMPTY, Content, ExchangeId, Facts, Message, Packed, Refused
@@ -106,11 +106,11 @@ class Worker:
             place = ExchangeId.from_head(head)
             asked, digest = head["kind"], head["sha256"]
             self.audit.note("received", "server", asked, place, size, digest)
-            if asked not in ("hello", "visit"):
-                raise Refused(f"it is a {asked!r}, expected hello or visit")
+            works = {"hello": self._hello, "visit": self._visit, final_model.KIND: self._final}
+            if asked not in works:
+                raise Refused(f"it is a {asked!r}, expected {', '.join(works)}")
             request = request._replace(body=payload.shelved(request.body, self.site.folder))
-            work = self._hello if asked == "hello" else self._visit
-            kind, facts, packed = work(request, place, head["facts"])
+            kind, facts, packed = works[asked](request, place, head["facts"])
         except (Refused, Refusal) as cause:
             why = messages.clean(cause, 500)
             log.warning("%s: refused the server's message: %s", self.name, why)
@@ -184,6 +184,15 @@ class Worker:
             "samples": done.samples,
         }
         return "answer", told, messages.pack((done.message, done.buffers))
+
+    def _final(
+        self, request: Message, place: ExchangeId, facts: Facts
+    ) -> tuple[str, Facts, Packed]:
+        if not self.site.model.keep:
+            raise Refusal("this silo does not want the model: its file has keep = false")
+        part, folder = self._part(place.run), self._folder(place.run)
+        final_model.keep(request, place, part.experiment, part.goal, folder, self.site.limit)
+        return final_model.ANSWER, {}, EMPTY
 
     def _check_start(
         self, place: ExchangeId, part: Part, algorithm: AnyAlgorithm, found: object, *, begins: bool
