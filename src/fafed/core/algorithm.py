@@ -122,8 +122,9 @@ class Algorithm(ABC, Generic[Shared, Down, Local, Message]):
         """The shared state for a round whose clients differ from those of the last round."""
         return shared
 
-    def bind_model(self, sizes: Sequence[int]) -> Self:
-        """The same algorithm for a model whose tensors have these numbers of elements."""
+    def bind_model(self, shapes: Sequence[Sequence[int]]) -> Self:
+        """The same algorithm for a model whose parameter tensors have these shapes. They are in the
+        order of x, so x is these tensors one after another."""
         return self
 
     def diagnostics(self, shared: Shared) -> Mapping[str, Tensor]:

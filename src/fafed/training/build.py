@@ -48,7 +48,7 @@ def build(
         objective.probe(batch)
         clients, ignored = range(len(source.examples)), objective.averaged.ignored
         check_labels(source, clients, objective.classes, ignored)
-    algorithm = algorithm.bind_model(objective.sizes)
+    algorithm = algorithm.bind_model(objective.shapes)
     population = len(source.examples)
     cohort = Cohort(population, participation=participation, failure=failure, seed=seed)
     simulation = Simulation(
