@@ -43,7 +43,7 @@ def train(
     rounds: int,
     local_steps: int = 10,
     batch_size: BatchSize = 50,
-    loss: Loss = F.cross_entropy,
+    loss: Loss | str = F.cross_entropy,
     test: object = None,
     validation: object = None,
     metrics: Mapping[str, Metric] | None = None,
@@ -63,10 +63,12 @@ def train(
 ) -> Result:
     """Train `model` over `clients` with `algorithm`, and return the trained copy.
 
-    clients: for each client a Dataset or a tuple of tensors (inputs, targets).
-    loss, metrics: functions of (outputs, targets), means over the batch. Labels that equal the
-        loss's `ignore_index` do not count in any mean. A batch without other labels has a gradient
-        of zero and no loss. For the details see `help("fafed.objectives.labels")`.
+    clients: for each client a Dataset, a tuple of tensors (inputs, targets), or a mapping of names
+        to tensors such as {"input_ids": ..., "labels": ...}.
+    loss, metrics: functions of (outputs, targets), means over the batch. If the data are mappings:
+        functions of (output, batch), and loss="model" is the loss that the model returns. Labels
+        that equal the loss's `ignore_index` do not count in any mean. A batch without other labels
+        has a gradient of zero and no loss. For the details see `help("fafed.objectives.labels")`.
     batch_size: examples per local step, or "full" for the client's whole data, in order.
     output: which model to return: "last", "random_round" (as in theorems), or "best_val" (lowest
         validation loss).
@@ -82,8 +84,6 @@ def train(
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model must be an nn.Module, got {type(model).__name__}")
-    if not callable(loss):
-        raise ConfigError(f"loss must be a function of (outputs, targets), got {loss!r}")
     if output not in ("last", "random_round", "best_val"):
         raise ConfigError(f"output must be 'last', 'random_round' or 'best_val', got {output!r}")
     if output == "best_val" and validation is None:

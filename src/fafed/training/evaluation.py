@@ -9,7 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fafed.core import tree
 from fafed.core.batch import Batch
+from fafed.data.sources.examples import Columns
 from fafed.engines.worker_pool import WorkerPool
 from fafed.objectives.base import Metric
 from fafed.objectives.metrics import accuracy
@@ -61,9 +63,12 @@ def evaluator(
     return measure if parts else None
 
 
-def chunks(data: tuple[Tensor, ...], size: int = 1000) -> Iterator[Batch]:
-    """A dataset in order."""
+def chunks(data: Columns, size: int | None = None) -> Iterator[Batch]:
+    """A dataset in order. Batches of a mapping are smaller: a language model has an output for each
+    token and each word that it knows."""
+    if size is None:
+        size = 50 if isinstance(data, dict) else 1000
     key = torch.zeros((), dtype=torch.int64)
     fresh = torch.ones((), dtype=torch.bool)
-    for i in range(0, len(data[0]), size):
-        yield Batch(tuple(part[i : i + size] for part in data), key, fresh)
+    for i in range(0, len(tree.leaves(data)[0]), size):
+        yield Batch(tree.take(data, slice(i, i + size)), key, fresh)
