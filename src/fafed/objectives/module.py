@@ -12,13 +12,14 @@ import copy
 import inspect
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 from fafed.core import randomness, tree
 from fafed.core.batch import Batch, Picked
@@ -28,7 +29,7 @@ from fafed.kernels import build
 from fafed.kernels.network import Network, recognised
 from fafed.kernels.vmap_bridge import wrapped
 from fafed.objectives import agreement
-from fafed.objectives.base import Evaluation, Loss, Memory, Metric, Objective
+from fafed.objectives.base import Evaluation, Loss, Memory, Objective, Totals
 from fafed.objectives.labels import Averaged, averaged
 
 log = logging.getLogger("fafed")
@@ -239,25 +240,33 @@ class Model(Objective):
         x: Tensor,
         buffers: tuple[Tensor, ...],
         batches: Iterable[Batch],
-        metrics: Mapping[str, Metric],
-    ) -> dict[str, tuple[float, float]]:
-        """The sum of the loss and of each metric in eval mode, and its divisor: the number of
-        examples, or of labels that count in that mean (`fafed.objectives.labels`)."""
-        means = {"loss": self.averaged} | {name: averaged(own) for name, own in metrics.items()}
-        totals = dict.fromkeys(means, (0.0, 0.0))
-        memory = Memory(buffers)
+        means: Mapping[str, Callable[..., Any]],
+        *,
+        keep: bool = False,
+    ) -> Totals:
+        """The sum of the loss and of each metric that is a mean, in eval mode, and its divisor: the
+        number of examples, or of labels that count in that mean (`fafed.objectives.labels`).
+        `keep`: the outputs and targets as well, on the CPU."""
+        known = {"loss": self.averaged} | {name: averaged(own) for name, own in means.items()}
+        sums = dict.fromkeys(known, (0.0, 0.0))
+        memory, examples, outputs = Memory(buffers), 0, []
         module = self._own_module().eval()
         try:
             with torch.no_grad():
                 for batch in batches:
-                    loss, found, memory = self._measured(x, self.here(batch), memory, metrics)
-                    for name, mean in {"loss": loss, **found}.items():
-                        if weight := self._weight(means[name], batch.data[-1]):
-                            total, count = totals[name]
-                            totals[name] = total + float(mean) * weight, count + weight
+                    here = self.here(batch)
+                    found, given, memory = self._measured(x, here, memory, means, keep)
+                    targets = _targets(batch.data)
+                    examples += len(tree.leaves(targets)[0])
+                    for name, value in found.items():
+                        if weight := self._weight(known[name], targets):
+                            total, count = sums[name]
+                            sums[name] = total + float(value) * weight, count + weight
+                    if keep:
+                        outputs.append(_on_cpu((given, targets)))
         finally:
             module.train()
-        return totals
+        return Totals(sums, examples, outputs)
 
     def _weight(self, mean: Averaged, targets: Tensor) -> float:
         """The weight of a batch in a mean over several batches."""
@@ -267,21 +276,27 @@ class Model(Objective):
         return float(weight)
 
     def _measured(
-        self, x: Tensor, batch: Batch, memory: Memory, metrics: Mapping[str, Metric]
-    ) -> tuple[Tensor, dict[str, Tensor | float], Memory]:
-        if self.fused and not metrics:
+        self,
+        x: Tensor,
+        batch: Batch,
+        memory: Memory,
+        means: Mapping[str, Callable[..., Any]],
+        keep: bool,
+    ) -> tuple[dict[str, Any], Any, Memory]:
+        """The loss and the means of one batch, its outputs, and the memory after it."""
+        if self.fused and not means and not keep:
             loss, memory = self._loss(x, batch, memory)
-            return loss, {}, memory
+            return {"loss": loss}, None, memory
         known = self.network
         if known is not None and build.available(known.dtype) and known.takes(*batch.data):
             outputs = known.outputs(x, batch.data[0])
         else:
             with self._seeded(batch.key):
                 outputs, memory = self._outputs(x, batch, memory)
-        targets = batch.data[-1]
+        targets = _targets(batch.data)
         with _METRICS:
-            found = {name: metric(outputs, targets) for name, metric in metrics.items()}
-        return self.loss(outputs, targets), found, memory
+            found = {name: metric(outputs, targets) for name, metric in means.items()}
+        return {"loss": self.loss(outputs, targets), **found}, outputs, memory
 
     def here(self, batch: Batch) -> Batch:
         """The batch on the model's device, in its type."""
@@ -349,6 +364,15 @@ class Model(Objective):
             with _GENERATOR, _forked(self.device), randomness.KeyedDropout(key):
                 torch.manual_seed(int(key))
                 yield
+
+
+def _targets(data: Any) -> Any:
+    """What a metric compares outputs with: the last tensor of a batch, or a whole mapping."""
+    return data if isinstance(data, Mapping) else data[-1]
+
+
+def _on_cpu(value: Any) -> Any:
+    return pytree.tree_map_only(Tensor, lambda leaf: leaf.cpu(), value)
 
 
 def _copied(module: nn.Module, same: dict[int, object] | None = None) -> nn.Module:
