@@ -31,7 +31,8 @@ from fafed.errors import ConfigError, FafedError, nearest
 from fafed.experiments import checkpoint
 from fafed.experiments.rundir import MODEL_FILES, RunDir
 from fafed.files import Damaged, Json
-from fafed.objectives.module import Model, copied
+from fafed.objectives.copies import copied
+from fafed.objectives.module import Model
 
 log = logging.getLogger("fafed")
 
@@ -306,13 +307,12 @@ def _module(place: RunDir, model: nn.Module | None, digest: str, file: Path) -> 
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model must be an nn.Module, got {type(model).__name__}")
         return copied(model)
-    if not place.exists:
+    experiment = place.experiment() if place.exists else None
+    if experiment is None or experiment.model.name.startswith("python:"):
         raise ConfigError(
-            f"{place.path} has no experiment.toml, so it does not say how to build the model (a "
-            "run that was started from Python cannot): give the module, "
-            f"fafed.load({str(place.path)!r}, model=...)"
+            f"{place.path} does not say how to build the model, because the run was started from "
+            f"Python: give the module, fafed.load({str(place.path)!r}, model=...)"
         )
-    experiment = place.experiment()
     if digest not in checkpoint.digests_of(experiment, file):
         raise ConfigError(
             f"{file} belongs to another experiment than {place.path / 'experiment.toml'} (its "
