@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
 
+from fafed.core import tree
 from fafed.core.batch import Batch
-from fafed.data.sources.examples import Examples, Source
+from fafed.data.sources.examples import Examples, Shuffled, Source
+from fafed.data.sources.lazy import LazyPart
+from fafed.data.sources.reader import has_nan
 from fafed.errors import DataError
+
+log = logging.getLogger("fafed")
 
 IGNORED = -100  # the label that torch's cross entropy ignores
 
@@ -19,7 +25,7 @@ def check_labels(
 ) -> None:
     """Refuse labels that are not below the number of classes (None: labels are not classes), and
     clients whose labels are all ignored by the loss."""
-    if not isinstance(source, Examples):
+    if not isinstance(source, Examples) or not isinstance(source.pool, tuple):
         return
     labels = source.pool[-1]
     none = torch.zeros_like(labels, dtype=torch.bool)
@@ -34,18 +40,60 @@ def check_labels(
             raise _no_labels(f"client {client}", ignored)
 
 
+def check_sizes(source: Source) -> None:
+    """Warn if a batch is larger than the data of a client."""
+    size = getattr(source, "batch_size", None)
+    if not isinstance(source, Shuffled) or not isinstance(size, int):
+        return
+    small = [client for client, n in enumerate(source.examples) if n < size]
+    if small:
+        log.warning(
+            "client %d has %d examples, fewer than batch_size = %d: they repeat within a batch%s",
+            small[0],
+            source.examples[small[0]],
+            size,
+            f" (so do those of {len(small) - 1} other clients)" if len(small) > 1 else "",
+        )
+
+
+def check_numbers(source: Source, clients: Iterable[int]) -> None:
+    """Refuse NaN in the tensors of these clients. Data that is read later is checked then."""
+    if not isinstance(source, Examples):
+        return
+    for leaf in tree.leaves(source.pool):
+        if not has_nan(leaf):
+            continue
+        for client in clients:
+            own = leaf[torch.from_numpy(source.parts[client]).to(leaf.device)]
+            if has_nan(own):
+                raise DataError(
+                    f"client {client} has {int(torch.isnan(own).sum())} NaN in its data: clean it, "
+                    "training would only spread it"
+                )
+
+
 def check_measured(
     parts: Mapping[str, Callable[[], Iterable[Batch]]],
     classes: int | None,
-    clients: tuple[Tensor, ...],
+    source: Source,
     ignored: int | None,
 ) -> None:
-    """Refuse evaluation data that are not like the clients' data, or have wrong labels."""
+    """Refuse evaluation data that are not like the clients' data, or have wrong labels. Of data
+    that is read batch by batch only the first examples are read."""
     for name, batches in parts.items():
+        if isinstance(batches, LazyPart):
+            batches.first()
+            continue
         found = [batch.data for batch in batches()]
         if not found:
             raise DataError(f"{name}: it has no examples; leave it out, or give it some")
-        _check_agrees(found[0], clients, name)
+        if any(has_nan(leaf) for data in found for leaf in tree.leaves(data)):
+            raise DataError(f"{name}: it holds NaN; clean it")
+        if not isinstance(source, Examples) or not isinstance(found[0], tuple):
+            continue
+        if not isinstance(source.pool, tuple):
+            continue
+        _check_agrees(found[0], source.pool, name)
         for *_, labels in found:
             if classes is not None and (wrong := _wrong(labels, classes)).any():
                 raise _label(name, int(labels[wrong][0]), classes)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from fafed import data as datasets
@@ -17,7 +17,11 @@ from fafed.core import plugins, randomness
 from fafed.core.batch import Batch
 from fafed.data import partition
 from fafed.data.checks import check_measured
-from fafed.data.sources.examples import Examples, Indices, Source, examples_of
+from fafed.data.loading import Parts as Measured
+from fafed.data.loading import open_data, steps_of_round
+from fafed.data.sources.examples import Examples, Indices, InMemory, Source
+from fafed.data.sources.lazy import Lazy
+from fafed.data.sources.reader import Loading
 from fafed.data.sources.streams import Streams, passage
 from fafed.engines.ranks import Ranks
 from fafed.errors import ConfigError, DataError, nearest
@@ -26,7 +30,7 @@ from fafed.objectives import metrics
 from fafed.objectives.base import Loss, Metric
 from fafed.objectives.module import Model
 from fafed.training.build import build
-from fafed.training.evaluation import Parts, chunks, evaluator
+from fafed.training.evaluation import Parts, evaluator
 from fafed.training.loop import Run
 
 T = TypeVar("T")
@@ -65,6 +69,7 @@ def prepare(
     threads = experiment.threads
     torch.set_num_threads(threads)
     shards = shard(experiment)
+    experiment = with_steps(experiment, shards.source)
     device = ranks.device(experiment.device) if ranks else experiment.device
     goal = model(experiment, text=shards.text, device=device)
     measured = shards.measured if ranks is None or ranks.rank == 0 else {}
@@ -87,10 +92,24 @@ def prepare(
         threads=threads,
         ranks=ranks,
     )
-    if isinstance(shards.source, Examples):
-        ignored = goal.averaged.ignored
-        check_measured(shards.measured, goal.classes, shards.source.pool, ignored)
+    if not shards.text:
+        check_measured(shards.measured, goal.classes, shards.source, goal.averaged.ignored)
     return Prepared(run, goal, shards)
+
+
+def with_steps(experiment: Experiment, source: Source) -> Experiment:
+    """The experiment with `local_steps` in place of `local_epochs`."""
+    epochs = experiment.local_epochs
+    if epochs is None:
+        return experiment
+    if isinstance(source, Streams):  # a text: a pass over it has this number of steps
+        steps = max(1, math.ceil(epochs * source.epoch_steps))
+    else:
+        steps = steps_of_round(None, epochs, experiment.batch_size, source.examples)
+    found = experiment.model_copy(update={"local_steps": steps, "local_epochs": None})
+    if isinstance(source, Examples | Lazy | Streams):
+        source.anchor_size = sizes(found)["anchor_size"] or source.batch_size
+    return found
 
 
 def model(experiment: Experiment, *, text: bool, device: str | None = None) -> Model:
@@ -135,9 +154,9 @@ def _images(experiment: Experiment, images: datasets.Images) -> Shards:
     how = partition.build(dataset=wanted.name, **wanted.partition)
     parts = [kept[p] for p in how.split(labels[kept], wanted.clients, experiment.seed)]
     source = Examples(images.train, parts, **sizes(experiment))
-    measured = {"test": _chunks(images.test)} | _sampled(experiment, images.train, parts)
+    measured: Measured = {"test": InMemory(images.test), **_sampled(experiment, source)}
     if len(held):
-        measured["validation"] = _chunks(_rows(images.train, held))
+        measured["validation"] = source.part(held)
     counts = datasets.counts(labels, parts, len(images.classes)).tolist()
     return Shards(source, measured, counts, list(images.classes), text=False)
 
@@ -155,8 +174,10 @@ def _text(experiment: Experiment, text: datasets.Text) -> Shards:
 
 
 def _own(experiment: Experiment, own: datasets.Own) -> Shards:
-    source = examples_of(own.clients, **sizes(experiment))
-    measured = {} if own.test is None else {"test": _chunks(own.test)}
+    loading = _loading(experiment)
+    source, measured = open_data(
+        own.clients, {"test": own.test}, loading=loading, **sizes(experiment)
+    )
     if experiment.data.validation:
         kept = [
             held_out(n, experiment.data.validation, experiment.seed + i)
@@ -169,9 +190,11 @@ def _own(experiment: Experiment, own: datasets.Own) -> Shards:
                 f"data.validation = {experiment.data.validation} holds out no example of clients "
                 f"with at most {max(source.examples)}: hold out more, or set it to 0"
             )
-        source = Examples(source.pool, parts, **sizes(experiment))
-        measured["validation"] = _chunks(_rows(source.pool, held))
-    measured |= _sampled(experiment, source.pool, source.parts)
+        source = source.with_parts(parts)
+        measured["validation"] = source.part(held)
+    measured |= _sampled(experiment, source)
+    if not isinstance(source, Examples) or not isinstance(source.pool, tuple):
+        return Shards(source, measured, None, None, text=False)
     labels = source.pool[-1]
     if labels.is_floating_point() or labels.ndim != 1 or not len(labels) or int(labels.min()) < 0:
         return Shards(source, measured, None, None, text=False)
@@ -188,21 +211,23 @@ def held_out(n: int, share: float, seed: int) -> tuple[Indices, Indices]:
 
 
 def _sampled(
-    experiment: Experiment, pool: tuple[Tensor, ...], parts: Sequence[Indices]
+    experiment: Experiment, source: Examples | Lazy
 ) -> dict[str, Callable[[], Iterable[Batch]]]:
     """Some of the clients' examples. The loss of the server's model on them is the training loss.
     The mean loss of the clients' own steps is another number if their data differ."""
-    used = np.concatenate(parts)
+    used = np.concatenate(source.parts)
     count = min(experiment.data.train_sample, len(used))
     if not count:
         return {}
     order = randomness.permutations(randomness.keys("train sample", experiment.seed), len(used))
-    return {"train": _chunks(_rows(pool, np.sort(used[order[:count]])))}
+    return {"train": source.part(np.sort(used[order[:count]]))}
 
 
-def _rows(pool: tuple[Tensor, ...], rows: Indices) -> tuple[Tensor, ...]:
-    chosen = torch.from_numpy(rows)
-    return tuple(part[chosen] for part in pool)
+def _loading(experiment: Experiment) -> Loading:
+    """How the user's own Datasets are read."""
+    wanted = experiment.data
+    collate = None if wanted.collate is None else plugins.find(wanted.collate, "data.collate")
+    return Loading(collate, wanted.workers, wanted.processes, wanted.cache, wanted.device)
 
 
 def sizes(experiment: Experiment) -> dict[str, Any]:
@@ -211,10 +236,6 @@ def sizes(experiment: Experiment) -> dict[str, Any]:
     if anchor is None and isinstance(b, int):
         anchor = b * experiment.local_steps
     return {"batch_size": b, "anchor_size": anchor, "seed": experiment.seed}
-
-
-def _chunks(data: tuple[Tensor, ...]) -> Callable[[], Iterable[Batch]]:
-    return lambda: chunks(data)
 
 
 def _loss(name: str, text: bool) -> Loss:

@@ -33,7 +33,6 @@ from fafed.objectives.labels import Averaged, averaged
 
 log = logging.getLogger("fafed")
 
-_GENERATOR = threading.Lock()
 _METRICS = threading.Lock()  # a user's metric may keep a state
 
 
@@ -346,7 +345,7 @@ class Model(Objective):
             with randomness.KeyedDropout(key):  # vmap refuses all other randomness
                 yield
         else:
-            with _GENERATOR, _forked(self.device), randomness.KeyedDropout(key):
+            with randomness.GENERATORS, _forked(self.device), randomness.KeyedDropout(key):
                 torch.manual_seed(int(key))
                 yield
 

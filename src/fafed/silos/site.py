@@ -24,7 +24,8 @@ import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
 from fafed import data as datasets
-from fafed.data.sources.examples import Examples, Source
+from fafed.data.loading import open_data
+from fafed.data.sources.examples import Source
 from fafed.errors import ConfigError, DataError
 from fafed.experiments.assemble import held_out, shard, sizes
 from fafed.experiments.config import Experiment, Part
@@ -104,12 +105,13 @@ class Site(Part):
         )
         if len(own.clients) != 1:
             raise DataError(f"the silo's data has {len(own.clients)} clients: a silo is one")
-        (pool,) = own.clients
-        rows, _ = held_out(len(pool[0]), experiment.data.validation, experiment.seed + client)
+        source, _ = open_data(own.clients, **sizes(experiment))
+        (n,) = source.examples
+        rows, _ = held_out(n, experiment.data.validation, experiment.seed + client)
         self.limits.check_rows(experiment, experiment.algorithm_object(1), len(rows))
         # Draws depend on the client's number. So every other client is a stand-in of one row.
         parts = [rows if i == client else np.zeros(1, np.int64) for i in range(clients)]
-        return Examples(pool, parts, **sizes(experiment)), False
+        return source.with_parts(parts), False
 
 
 def check_server(experiment: Experiment, allow: Sequence[str], *, shares_data: bool) -> None:
@@ -128,6 +130,6 @@ def check_server(experiment: Experiment, allow: Sequence[str], *, shares_data: b
 
 def _data(experiment: Experiment) -> Iterator[tuple[str, str]]:
     """The data that the experiment would read if its own data were used."""
-    for what in ("function", "folder"):
+    for what in ("function", "folder", "collate"):
         if (name := getattr(experiment.data, what)) is not None:
             yield f"data {what}", name
