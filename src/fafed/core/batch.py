@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor
@@ -55,3 +55,9 @@ class Picked(NamedTuple):
 
     rows: Tensor
     pool: Tensor
+
+
+def labels_of(data: Any) -> Tensor | None:
+    """The labels of examples: the last of a tuple, or what a mapping calls "labels"."""
+    found = data.get("labels") if isinstance(data, Mapping) else data[-1]
+    return found if isinstance(found, Tensor) else None

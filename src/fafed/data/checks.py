@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fafed.core import tree
-from fafed.core.batch import Batch
+from fafed.core.batch import Batch, labels_of
 from fafed.data.sources.examples import Examples, Shuffled, Source
 from fafed.data.sources.lazy import LazyPart
 from fafed.data.sources.reader import has_nan
@@ -25,9 +26,11 @@ def check_labels(
 ) -> None:
     """Refuse labels that are not below the number of classes (None: labels are not classes), and
     clients whose labels are all ignored by the loss."""
-    if not isinstance(source, Examples) or not isinstance(source.pool, tuple):
+    if not isinstance(source, Examples):
         return
-    labels = source.pool[-1]
+    labels = labels_of(source.pool)
+    if labels is None:
+        return
     none = torch.zeros_like(labels, dtype=torch.bool)
     wrong = none if classes is None else _wrong(labels, classes)
     left_out = none if ignored is None else labels == ignored
@@ -78,30 +81,35 @@ def check_measured(
     source: Source,
     ignored: int | None,
 ) -> None:
-    """Refuse evaluation data that are not like the clients' data, or have wrong labels. Of data
-    that is read batch by batch only the first examples are read."""
+    """Refuse evaluation data that are not like the clients' data, or have wrong labels. Data
+    that is read batch by batch is checked as it is read."""
     for name, batches in parts.items():
         if isinstance(batches, LazyPart):
-            batches.first()
             continue
         found = [batch.data for batch in batches()]
         if not found:
             raise DataError(f"{name}: it has no examples; leave it out, or give it some")
         if any(has_nan(leaf) for data in found for leaf in tree.leaves(data)):
             raise DataError(f"{name}: it holds NaN; clean it")
-        if not isinstance(source, Examples) or not isinstance(found[0], tuple):
-            continue
-        if not isinstance(source.pool, tuple):
-            continue
-        _check_agrees(found[0], source.pool, name)
-        for *_, labels in found:
+        if isinstance(source, Examples):
+            _check_agrees(found[0], source.pool, name)
+        every = [own for own in map(labels_of, found) if own is not None]
+        for labels in every:
             if classes is not None and (wrong := _wrong(labels, classes)).any():
                 raise _label(name, int(labels[wrong][0]), classes)
-        if ignored is not None and all((labels == ignored).all() for *_, labels in found):
+        if every and ignored is not None and all((own == ignored).all() for own in every):
             raise _no_labels(name, ignored)
 
 
-def _check_agrees(data: tuple[Tensor, ...], clients: tuple[Tensor, ...], name: str) -> None:
+def _check_agrees(data: Any, clients: Any, name: str) -> None:
+    if isinstance(data, Mapping) or isinstance(clients, Mapping):
+        names, own_names = (sorted(d) if isinstance(d, Mapping) else [] for d in (data, clients))
+        if names != own_names:
+            raise DataError(
+                f"{name}: it has the names {names}, the clients' data {own_names}; "
+                "they need the same"
+            )
+        data, clients = ([d[n] for n in names] for d in (data, clients))
     for part, own in zip(data, clients, strict=False):
         if part.shape[1:] != own.shape[1:] or len(data) != len(clients):
             raise DataError(

@@ -8,18 +8,18 @@ one client has such a dataset, the data of all clients is read this way.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch.utils.data import Dataset
 
 from fafed.core import tree
-from fafed.core.batch import Batch
+from fafed.data.client_test import part_name, without_client_test
 from fafed.data.sources.examples import (
     BatchSize,
+    Columns,
     Examples,
-    InMemory,
     Plain,
     as_tensors,
     check_clients,
@@ -30,8 +30,6 @@ from fafed.data.sources.examples import (
 from fafed.data.sources.lazy import Lazy, LazyPart, probe
 from fafed.data.sources.reader import Loading, Reader
 from fafed.errors import ConfigError
-
-Parts = dict[str, Callable[[], Iterable[Batch]]]
 
 
 class Files(Dataset[tuple[Any, Any]]):
@@ -58,7 +56,8 @@ def in_memory(dataset: object) -> Any:
 
 class Loaded(NamedTuple):
     source: Examples | Lazy
-    measured: Parts  # "test", "validation"
+    measured: dict[str, Columns | LazyPart]  # "test", "validation"
+    client_test: list[Columns | LazyPart]  # of each client
 
 
 class Rows:
@@ -79,15 +78,18 @@ def open_data(
     clients: Sequence[object],
     measured: Mapping[str, object] | None = None,
     *,
+    client_test: object = None,
     loading: Loading | None = None,
     **options: Any,
 ) -> Loaded:
-    """The source of the clients' batches, and data for evaluation. `options` are the sizes of
-    batches and the seed."""
+    """The source of the clients' batches, and data for evaluation. `client_test`: see
+    `client_test.py`. `options` are the sizes of batches and the seed."""
     loading = loading or Loading()
     check_clients(clients)
     shards = [plain(data, f"client {i}") for i, data in enumerate(clients)]
     held = {part: data for part, data in (measured or {}).items() if data is not None}
+    if isinstance(client_test, Sequence):
+        held |= {part_name(i): data for i, data in enumerate(client_test)}
     in_memory = {part: plain(data, part) for part, data in held.items()}
     datasets: list[Any] = []
     names: list[str] = []
@@ -104,18 +106,23 @@ def open_data(
     for name, dataset in zip(reader.items.names, reader.items.datasets, strict=True):
         if len(dataset) == 0:
             raise no_examples(name)
-    found: Parts = {}
+    found: dict[str, Columns | LazyPart] = {}
     for part, here in in_memory.items():
         if here is None:
             at = len(datasets) + lazy_parts.index(part)
-            found[part] = LazyPart(reader, at, len(reader.items.datasets[at]))
+            found[part] = LazyPart(reader, [(at, np.arange(len(reader.items.datasets[at])))])
         else:
-            found[part] = InMemory(as_tensors(here, part))
-    if not datasets:
+            found[part] = as_tensors(here, part)
+    source: Examples | Lazy
+    if datasets:
+        probe(reader, len(clients))
+        source = Lazy(reader, [len(d) for d in datasets], **options)
+    else:
         source = examples_of(list(shards), data_device=loading.device, **options)
-        return Loaded(source, found)
-    probe(reader, len(clients))
-    return Loaded(Lazy(reader, [len(d) for d in datasets], **options), found)
+    if isinstance(client_test, Sequence):
+        client_test = [found.pop(part_name(i)) for i in range(len(client_test))]
+    source, tests = without_client_test(source, client_test, source.seed)
+    return Loaded(source, found, tests)
 
 
 def steps_of_round(

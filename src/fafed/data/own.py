@@ -153,7 +153,8 @@ def _settled(tensor: Tensor, name: str) -> Tensor:
 
 def _kind(shard: _Shard, data: Any) -> str:
     if isinstance(data, dict):
-        return ", ".join(f"{k} {tuple(part.shape[1:])} {part.dtype}" for k, part in data.items())
+        named = sorted(data.items())
+        return ", ".join(f"{k} {tuple(part.shape[1:])} {part.dtype}" for k, part in named)
     inputs, targets = (f"{tuple(part.shape[1:])} {part.dtype}" for part in data)
     columns = f" (columns {', '.join(shard.columns)})" if shard.columns else ""
     return f"{inputs}{columns} -> {targets}"

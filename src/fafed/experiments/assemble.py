@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
+from collections.abc import Mapping
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -14,32 +14,33 @@ from torch.nn import functional as F
 from fafed import data as datasets
 from fafed import models
 from fafed.core import plugins, randomness
-from fafed.core.batch import Batch
+from fafed.core.batch import labels_of
 from fafed.data import partition
 from fafed.data.checks import check_measured
-from fafed.data.loading import Parts as Measured
+from fafed.data.client_test import without_client_test
 from fafed.data.loading import open_data, steps_of_round
-from fafed.data.sources.examples import Examples, Indices, InMemory, Source
+from fafed.data.sources.examples import Examples, Indices, Source
 from fafed.data.sources.lazy import Lazy
 from fafed.data.sources.reader import Loading
 from fafed.data.sources.streams import Streams, passage
 from fafed.engines.ranks import Ranks
 from fafed.errors import ConfigError, DataError, nearest
 from fafed.experiments.config import Experiment
-from fafed.objectives import metrics
 from fafed.objectives.base import Loss, Metric
+from fafed.objectives.batches import MODEL
+from fafed.objectives.metrics import METRICS
 from fafed.objectives.module import Model
 from fafed.training.build import build
-from fafed.training.evaluation import Parts, evaluator
+from fafed.training.evaluation import Part, Parts, chunked, evaluator
 from fafed.training.loop import Run
 
 T = TypeVar("T")
-LOSSES: dict[str, Loss] = {
+LOSSES: dict[str, Loss | str] = {
+    MODEL: MODEL,
     "cross_entropy": F.cross_entropy,
     "token_cross_entropy": models.token_cross_entropy,
     "mse": F.mse_loss,
 }
-METRICS: dict[str, Metric] = {"accuracy": metrics.accuracy}
 
 
 class Shards(NamedTuple):
@@ -50,6 +51,7 @@ class Shards(NamedTuple):
     counts: list[list[int]] | None  # clients x classes
     classes: list[str] | None
     text: bool
+    client_test: tuple[Part, ...] = ()  # of each client, if there is such data
 
 
 class Prepared(NamedTuple):
@@ -72,7 +74,15 @@ def prepare(
     experiment = with_steps(experiment, shards.source)
     device = ranks.device(experiment.device) if ranks else experiment.device
     goal = model(experiment, text=shards.text, device=device)
-    measured = shards.measured if ranks is None or ranks.rank == 0 else {}
+    leads = ranks is None or ranks.rank == 0
+    measure = evaluator(
+        goal,
+        shards.measured if leads else {},
+        chosen(experiment, text=shards.text),
+        clients=shards.client_test if leads else (),
+        workers=workers,
+        threads=threads,
+    )
     run = build(
         experiment.algorithm_object(shards.source.epoch_steps),
         goal,
@@ -84,16 +94,17 @@ def prepare(
         weights=experiment.weights,
         participation=experiment.participation,
         failure=experiment.failure,
-        measure=evaluator(
-            goal, measured, chosen(experiment, text=shards.text), workers=workers, threads=threads
-        ),
+        measure=measure,
         measure_every=experiment.eval_every,
         workers=workers,
         threads=threads,
         ranks=ranks,
     )
-    if not shards.text:
-        check_measured(shards.measured, goal.classes, shards.source, goal.averaged.ignored)
+    if measure is not None:
+        if not shards.text:
+            ignored = goal.averaged.ignored
+            check_measured(measure.all_parts(), goal.classes, shards.source, ignored)
+        measure.check()
     return Prepared(run, goal, shards)
 
 
@@ -124,8 +135,8 @@ def model(experiment: Experiment, *, text: bool, device: str | None = None) -> M
 
 
 def chosen(experiment: Experiment, *, text: bool) -> dict[str, Metric]:
-    """The experiment's metrics. For a text only the loss is evaluated."""
-    return {} if text else {name: _metric(name) for name in experiment.metrics}
+    """The experiment's metrics."""
+    return {name: _metric(name) for name in experiment.metric_names(text=text)}
 
 
 def shard(experiment: Experiment) -> Shards:
@@ -153,16 +164,27 @@ def _images(experiment: Experiment, images: datasets.Images) -> Shards:
     kept, held = held_out(len(labels), wanted.validation, experiment.seed)
     how = partition.build(dataset=wanted.name, **wanted.partition)
     parts = [kept[p] for p in how.split(labels[kept], wanted.clients, experiment.seed)]
-    source = Examples(images.train, parts, **sizes(experiment))
-    measured: Measured = {"test": InMemory(images.test), **_sampled(experiment, source)}
+    source, tests = without_client_test(
+        Examples(images.train, parts, **sizes(experiment)),
+        wanted.client_test or None,
+        experiment.seed,
+    )
+    parts, chunks = source.parts, partial(chunked, size=experiment.eval_batch_size)
+    measured = {"test": chunks(images.test)} | _sampled(experiment, source)
     if len(held):
-        measured["validation"] = source.part(held)
+        measured["validation"] = chunks(source.part(held))
     counts = datasets.counts(labels, parts, len(images.classes)).tolist()
-    return Shards(source, measured, counts, list(images.classes), text=False)
+    classes = list(images.classes)
+    return Shards(source, measured, counts, classes, False, tuple(map(chunks, tests)))
 
 
 def _text(experiment: Experiment, text: datasets.Text) -> Shards:
     wanted = experiment.data
+    if wanted.client_test:
+        raise ConfigError(
+            f"data.client_test = {wanted.client_test}: a text is read from its beginning to its "
+            "end, so no share of it can be held out; set it to 0"
+        )
     how = partition.build("contiguous")
     parts = how.split(np.arange(len(text.train)), wanted.clients, experiment.seed)
     source = Streams(text.train, parts, bptt=wanted.bptt, **sizes(experiment))
@@ -174,10 +196,11 @@ def _text(experiment: Experiment, text: datasets.Text) -> Shards:
 
 
 def _own(experiment: Experiment, own: datasets.Own) -> Shards:
-    loading = _loading(experiment)
-    source, measured = open_data(
+    loading, chunks = _loading(experiment), partial(chunked, size=experiment.eval_batch_size)
+    source, opened, _ = open_data(
         own.clients, {"test": own.test}, loading=loading, **sizes(experiment)
     )
+    measured = {part: chunks(data) for part, data in opened.items()}
     if experiment.data.validation:
         kept = [
             held_out(n, experiment.data.validation, experiment.seed + i)
@@ -191,16 +214,25 @@ def _own(experiment: Experiment, own: datasets.Own) -> Shards:
                 f"with at most {max(source.examples)}: hold out more, or set it to 0"
             )
         source = source.with_parts(parts)
-        measured["validation"] = source.part(held)
+        measured["validation"] = chunks(source.part(held))
+    source, tests = without_client_test(
+        source, experiment.data.client_test or None, experiment.seed
+    )
+    own_tests = tuple(map(chunks, tests))
     measured |= _sampled(experiment, source)
-    if not isinstance(source, Examples) or not isinstance(source.pool, tuple):
-        return Shards(source, measured, None, None, text=False)
-    labels = source.pool[-1]
-    if labels.is_floating_point() or labels.ndim != 1 or not len(labels) or int(labels.min()) < 0:
-        return Shards(source, measured, None, None, text=False)
+    labels = labels_of(source.pool) if isinstance(source, Examples) else None
+    if (
+        labels is None
+        or labels.is_floating_point()
+        or labels.ndim != 1
+        or not len(labels)
+        or int(labels.min()) < 0
+    ):
+        return Shards(source, measured, None, None, False, own_tests)
     classes = int(labels.max()) + 1
     counts = datasets.counts(labels.numpy(), source.parts, classes).tolist()
-    return Shards(source, measured, counts, [str(i) for i in range(classes)], text=False)
+    names = [str(i) for i in range(classes)]
+    return Shards(source, measured, counts, names, False, own_tests)
 
 
 def held_out(n: int, share: float, seed: int) -> tuple[Indices, Indices]:
@@ -210,9 +242,7 @@ def held_out(n: int, share: float, seed: int) -> tuple[Indices, Indices]:
     return np.sort(order[count:]), np.sort(order[:count])
 
 
-def _sampled(
-    experiment: Experiment, source: Examples | Lazy
-) -> dict[str, Callable[[], Iterable[Batch]]]:
+def _sampled(experiment: Experiment, source: Examples | Lazy) -> dict[str, Part]:
     """Some of the clients' examples. The loss of the server's model on them is the training loss.
     The mean loss of the clients' own steps is another number if their data differ."""
     used = np.concatenate(source.parts)
@@ -220,7 +250,8 @@ def _sampled(
     if not count:
         return {}
     order = randomness.permutations(randomness.keys("train sample", experiment.seed), len(used))
-    return {"train": source.part(np.sort(used[order[:count]]))}
+    rows = source.part(np.sort(used[order[:count]]))
+    return {"train": chunked(rows, experiment.eval_batch_size)}
 
 
 def _loading(experiment: Experiment) -> Loading:
@@ -238,7 +269,7 @@ def sizes(experiment: Experiment) -> dict[str, Any]:
     return {"batch_size": b, "anchor_size": anchor, "seed": experiment.seed}
 
 
-def _loss(name: str, text: bool) -> Loss:
+def _loss(name: str, text: bool) -> Loss | str:
     if name == "auto":
         name = "token_cross_entropy" if text else "cross_entropy"
     return _named(name, LOSSES, "loss")

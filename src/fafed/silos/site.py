@@ -105,7 +105,7 @@ class Site(Part):
         )
         if len(own.clients) != 1:
             raise DataError(f"the silo's data has {len(own.clients)} clients: a silo is one")
-        source, _ = open_data(own.clients, **sizes(experiment))
+        source, *_ = open_data(own.clients, **sizes(experiment))
         (n,) = source.examples
         rows, _ = held_out(n, experiment.data.validation, experiment.seed + client)
         self.limits.check_rows(experiment, experiment.algorithm_object(1), len(rows))

@@ -23,7 +23,7 @@ from fafed.objectives import module as objectives
 from fafed.objectives.base import Loss, Metric
 from fafed.training.build import build
 from fafed.training.cohort import Participation
-from fafed.training.evaluation import evaluator
+from fafed.training.evaluation import chunked, evaluator
 from fafed.training.loop import Diverged
 
 
@@ -46,9 +46,10 @@ def train(
     local_steps: int | None = None,
     local_epochs: float | None = None,
     batch_size: BatchSize = 50,
-    loss: Loss = F.cross_entropy,
+    loss: Loss | str = F.cross_entropy,
     test: object = None,
     validation: object = None,
+    client_test: float | Sequence[object] | None = None,
     metrics: Mapping[str, Metric] | None = None,
     output: str = "last",
     seed: int = 0,
@@ -60,6 +61,7 @@ def train(
     clip: float | None = None,
     weight_decay: float = 0.0,
     eval_every: int = 1,
+    eval_batch_size: int | None = None,
     device: torch.device | str | None = None,
     workers: int | None = None,
     threads: int = 1,
@@ -71,11 +73,20 @@ def train(
 ) -> Result:
     """Train `model` over `clients` with `algorithm`, and return the trained copy.
 
-    clients: for each client a Dataset, or a tuple (inputs, targets) or a mapping of tensors.
-        Tensors stay in memory. A Dataset is read batch by batch (docs/data.md).
-    loss, metrics: functions of (outputs, targets), means over the batch. Labels that equal the
-        loss's `ignore_index` do not count in any mean. A batch without other labels has a gradient
-        of zero and no loss. For the details see `help("fafed.objectives.labels")`.
+    clients: for each client a Dataset, a tuple of tensors (inputs, targets), or a mapping of names
+        to tensors such as {"input_ids": ..., "labels": ...}. Tensors stay in memory. A Dataset is
+        read batch by batch (docs/data.md).
+    loss: a function of (outputs, targets), the mean over the batch. If the data are mappings: a
+        function of (output, batch), or "model" for the loss that the model returns. Labels that
+        equal its `ignore_index` do not count in any mean. A batch without other labels has a
+        gradient of zero and no loss. For the details see `help("fafed.objectives.labels")`.
+    metrics: functions of (outputs, targets) of the whole test set, objects with update, compute
+        and reset (torchmetrics), or functions marked with `fafed.metrics.mean`: see
+        `help("fafed.metrics")`.
+    client_test: test data of each client: a list, or a share of each client's data that is held
+        out, such as 0.2. Records then have `clients_test`: mean, spread and worst over the clients.
+    eval_batch_size: examples in one forward pass of an evaluation: 1000, or 50 for mappings and
+        for a Dataset that is read batch by batch.
     local_steps: the number of local steps in a round. The default is 10.
     local_epochs: in place of local_steps. Every client makes the same number of steps: the epochs
         times the mean number of examples of a client, divided by the batch size, rounded up.
@@ -99,15 +110,14 @@ def train(
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model must be an nn.Module, got {type(model).__name__}")
-    if not callable(loss):
-        raise ConfigError(f"loss must be a function of (outputs, targets), got {loss!r}")
     if output not in ("last", "random_round", "best_val"):
         raise ConfigError(f"output must be 'last', 'random_round' or 'best_val', got {output!r}")
     if output == "best_val" and validation is None:
         raise ConfigError("output='best_val' needs data to choose by: give validation=")
-    source, held_out = open_data(
+    source, held_out, own_tests = open_data(
         clients,
         {"test": test, "validation": validation},
+        client_test=client_test,
         loading=Loading(collate_fn, data_workers, data_processes, cache, data_device),
         batch_size=batch_size,
         anchor_size=opening_batch_size,
@@ -117,6 +127,14 @@ def train(
     if opening_batch_size is None and isinstance(batch_size, int) and isinstance(steps, int):
         source.anchor_size = batch_size * steps
     objective = objectives.Model(model, loss, clip=clip, weight_decay=weight_decay, device=device)
+    measure = evaluator(
+        objective,
+        {part: chunked(data, eval_batch_size) for part, data in held_out.items()},
+        metrics or {},
+        clients=[chunked(data, eval_batch_size) for data in own_tests],
+        workers=workers,
+        threads=threads,
+    )
     run = build(
         algorithm,
         objective,
@@ -128,12 +146,14 @@ def train(
         weights=weights,
         participation=participation,
         failure=failure,
-        measure=evaluator(objective, held_out, metrics or {}, workers=workers, threads=threads),
+        measure=measure,
         measure_every=eval_every,
         workers=workers,
         threads=threads,
     )
-    check_measured(held_out, objective.classes, source, objective.averaged.ignored)
+    if measure is not None:
+        check_measured(measure.all_parts(), objective.classes, source, objective.averaged.ignored)
+        measure.check()
     history, chosen, lowest = History(), run.state, math.inf
     try:
         for record in run:

@@ -42,7 +42,7 @@ def augmented(n=CLIENTS):
 
 
 def source(clients, loading=None, **sizes):
-    found, _ = open_data(clients, loading=loading, **{**SIZES, **sizes})
+    found, *_ = open_data(clients, loading=loading, **{**SIZES, **sizes})
     return found
 
 
@@ -362,8 +362,9 @@ def test_a_tensor_dataset_that_changes_its_items_is_read():
 
 def test_evaluation_reads_datasets_in_order_with_the_same_views_each_time():
     tests = Augmented(7, 520)
-    _, measured = open_data(fixed(), {"test": tests, "validation": None}, **SIZES)
-    once, again = (list(measured["test"]()) for _ in range(2))
+    _, measured, _ = open_data(fixed(), {"test": tests, "validation": None}, **SIZES)
+    part = measured["test"].with_size(250)
+    once, again = (list(part()) for _ in range(2))
     assert [batch.size for batch in once] == [250, 250, 20]
     assert same([b.data for b in once], [b.data for b in again])
     assert torch.equal(torch.cat([b.data[1] for b in once]), tests.y)
@@ -372,6 +373,47 @@ def test_evaluation_reads_datasets_in_order_with_the_same_views_each_time():
         found = train(clients, test=plain, validation=(plain.x, plain.y), output="best_val")
         last = found.history[-1]
         assert last.test["loss"] == pytest.approx(last.validation["loss"], rel=1e-5)
+
+
+def test_tests_of_the_clients_are_read_too():
+    held = [(d.x, d.y) for d in fixed()]
+    for wanted, plain in ((0.25, 0.25), (fixed(), held)):
+        lazy = train(fixed(), client_test=wanted).history[-1].clients_test["loss"]
+        expected = train(held, client_test=plain).history[-1].clients_test["loss"]
+        assert lazy == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_model_that_is_called_by_keyword():
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(1, 1)
+
+        def forward(self, ids, labels):
+            outputs = self.linear(ids.sum(1, keepdim=True))[:, 0]
+            return {"loss": ((outputs - labels) ** 2).mean(), "logits": outputs}
+
+    def run(workers):
+        torch.manual_seed(0)
+        clients = [Tokens(c) for c in range(CLIENTS)]
+        return fafed.train(
+            Counter(),
+            clients,
+            fafed.FAFED(0.01),
+            rounds=2,
+            local_steps=3,
+            batch_size=4,
+            loss="model",
+            collate_fn=padded,
+            data_workers=workers,
+            test=Tokens(5),
+        )
+
+    one, two = run(0), run(2)
+    assert torch.equal(one.x, two.x)
+    assert one.engine == "loop"
+    assert one.history[-1].test == two.history[-1].test
+    assert one.history[-1].samples == CLIENTS * (12 + 2 * 3 * 4 * 2)
 
 
 # --- bad input ---------------------------------------------------------------------------------

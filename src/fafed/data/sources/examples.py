@@ -28,6 +28,7 @@ from fafed.kernels.vmap_bridge import for_all_clients
 
 BatchSize = int | Literal["full"]
 Indices = NDArray[np.int64]
+Columns = tuple[Tensor, ...] | dict[str, Tensor]  # one row per example
 MOVED_BYTES = 2**30  # a pool up to this size moves to the model's device
 
 
@@ -177,6 +178,15 @@ class Shuffled(Source):
                 )
 
     @property
+    def sizes(self) -> dict[str, Any]:
+        """The sizes of batches, and the seed."""
+        return {
+            "batch_size": self.batch_size,
+            "anchor_size": self.anchor_size,
+            "seed": self.seed,
+        }
+
+    @property
     def units(self) -> int | None:
         return None if self.batch_size == "full" else self.batch_size
 
@@ -286,7 +296,6 @@ class Examples(Shuffled):
         **options: Any,
     ) -> None:
         super().__init__(parts, **options)
-        self.options = options
         self.pool = pool
         self.data_device = data_device
 
@@ -312,29 +321,14 @@ class Examples(Shuffled):
 
     def with_parts(self, parts: Sequence[Indices]) -> Examples:
         """The same data with other rows for each client."""
-        return Examples(self.pool, parts, data_device=self.data_device, **self.options)
+        return Examples(self.pool, parts, data_device=self.data_device, **self.sizes)
 
-    def part(self, rows: Indices) -> InMemory:
-        """These rows in order, for evaluation."""
-        return InMemory(as_tensors(Plain(self.pool, rows), "the clients' data"))
+    def part(self, rows: Indices) -> Columns:
+        """These rows, for evaluation."""
+        return as_tensors(Plain(self.pool, rows), "the clients' data")
 
     def _rows(self, pool: Tensor, rows: Tensor) -> Tensor:
         return _rows(pool, rows.to(pool.device)).to(self.device)
-
-
-class InMemory:
-    """Tensors for evaluation, in order."""
-
-    def __init__(self, tensors: Any, size: int = 1000) -> None:
-        self.tensors = tensors
-        self.size = size
-
-    def __call__(self) -> Iterator[Batch]:
-        key = torch.zeros((), dtype=torch.int64)
-        fresh = torch.ones((), dtype=torch.bool)
-        for i in range(0, len(tree.leaves(self.tensors)[0]), self.size):
-            part = slice(i, i + self.size)
-            yield Batch(tree.map(lambda leaf, part=part: leaf[part], self.tensors), key, fresh)
 
 
 def _rows(pool: Tensor, rows: Tensor) -> Tensor:
@@ -358,7 +352,7 @@ def _checked_size(name: str, size: object) -> BatchSize:
 class Plain:
     """Data that is in memory already: tensors, and the rows of them that count (None: all)."""
 
-    tensors: Any  # a tuple of tensors, or a mapping of names to tensors
+    tensors: Columns
     rows: Indices | None = None
 
     def __len__(self) -> int:
@@ -387,18 +381,20 @@ def plain(data: object, name: str) -> Plain | None:
                 f"{name} is a Subset with the indices {rows.min()} to {rows.max()} of a dataset of "
                 f"{len(inner)} examples: they must be below {len(inner)}"
             )
-        rows %= max(1, len(inner))
+        rows = rows % max(1, len(inner))
         return Plain(inner.tensors, rows if inner.rows is None else inner.rows[rows])
-    if isinstance(data, Mapping) and data:
-        tensors: Any = {str(k): _as_tensor(part, name) for k, part in data.items()}
+    if isinstance(data, Mapping):
+        if not data:
+            raise DataError(f"{name} is an empty mapping: give it a tensor for each name")
+        tensors: Any = {str(k): _as_tensor(part, f"{name}, {k!r}") for k, part in data.items()}
     elif isinstance(data, tuple | list) and len(data) > 1:
         tensors = tuple(_as_tensor(part, name) for part in data)
     elif map_style(data):
         return None
     else:
         raise DataError(
-            f"{name} must be a Dataset or a tuple of tensors (inputs, targets), "
-            f"got {type(data).__name__}"
+            f"{name} must be a Dataset or a tuple of tensors (inputs, targets) or a mapping of "
+            f"tensors, got {type(data).__name__}"
         )
     lengths = [len(part) if part.ndim else 0 for part in tree.leaves(tensors)]
     if len(set(lengths)) != 1:
@@ -421,7 +417,7 @@ def _reads_like(dataset: Any, kind: type[Any]) -> bool:
     return own.__getitem__ is kind.__getitem__ and own.__len__ is kind.__len__
 
 
-def as_tensors(data: object, name: str) -> Any:
+def as_tensors(data: object, name: str) -> Columns:
     """A dataset, or a tuple or mapping of tensors or arrays, as tensors with one row per example.
     Every item of a dataset is read once."""
     found = plain(data, name)
@@ -487,7 +483,7 @@ def examples_of(clients: Sequence[object], **options: Any) -> Examples:
         base = tuple(id(leaf) for leaf in leaves)
         if base not in bases:
             bases[base] = end
-            pools.append(shard.tensors)
+            pools.append(_in_order(shard.tensors, shards[0].tensors))
             end += len(leaves[0])
         rows = np.arange(len(leaves[0])) if shard.rows is None else shard.rows
         parts.append(bases[base] + rows)
@@ -495,10 +491,18 @@ def examples_of(clients: Sequence[object], **options: Any) -> Examples:
     return Examples(pool, parts, **options)
 
 
+def _in_order(data: Columns, like: Columns) -> Columns:
+    """A mapping in the other's order of names."""
+    if isinstance(data, dict) and isinstance(like, dict):
+        return {name: data[name] for name in like}
+    return data
+
+
 def _kind(shard: Plain) -> str:
     """The shapes and types of an example, in words."""
     if isinstance(shard.tensors, dict):
-        return ", ".join(f"{name} {_leaf(part)}" for name, part in shard.tensors.items())
+        named = sorted(shard.tensors.items())
+        return " and ".join(f"{name} {_leaf(part)}" for name, part in named)
     return " and ".join(map(_leaf, shard.tensors))
 
 

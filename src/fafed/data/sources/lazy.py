@@ -8,8 +8,7 @@ so has every number of workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from fafed.data.sources.reader import Reader, Request, request
 from fafed.errors import ConfigError, DataError
 
 PROBED = 100  # so many clients show one item each before the first round
-CHUNK = 250  # examples in a batch of evaluation
+CHUNK = 50  # examples in a batch of evaluation
 
 
 class Lazy(Shuffled):
@@ -48,12 +47,11 @@ class Lazy(Shuffled):
         )
         self.reader = reader
         self.lengths = tuple(lengths)
-        self.options = options
         self.target: tuple[torch.device, torch.dtype] | None = None  # of the batches
 
     def with_parts(self, parts: Sequence[Indices]) -> Lazy:
         """The same data with other rows for each client."""
-        return Lazy(self.reader, self.lengths, parts, **self.options)
+        return Lazy(self.reader, self.lengths, parts, **self.sizes)
 
     def stackable(self, kinds: Sequence[Draw]) -> bool:
         return False
@@ -72,15 +70,14 @@ class Lazy(Shuffled):
         """The data of several batches, read ahead."""
         return map(self._here, self.reader.ahead([self._request(drawn) for drawn in steps]))
 
-    def part(self, rows: Indices) -> Callable[[], Iterator[Batch]]:
-        """These rows in order, for evaluation. Views are a function of the row alone."""
-        wanted = []
+    def part(self, rows: Indices) -> LazyPart:
+        """These rows in order, for evaluation."""
+        found = []
         for client, last in enumerate(self.ends):
             first = last - self.lengths[client]
             own = rows[(rows >= first) & (rows < last)] - first
-            cut = range(0, len(own), CHUNK)
-            wanted += [request(client, own[i : i + CHUNK].tolist(), 0) for i in cut]
-        return partial(_measured, self.reader, wanted)
+            found += [(client, own)] if len(own) else []
+        return LazyPart(self.reader, found)
 
     def close(self) -> None:
         self.reader.close()
@@ -123,27 +120,28 @@ class _Ahead(ClientBatches):
 class LazyPart:
     """A dataset for evaluation, in order. Its views are a function of the index alone."""
 
-    def __init__(self, reader: Reader, dataset: int, length: int) -> None:
+    def __init__(
+        self, reader: Reader, rows: Sequence[tuple[int, Indices]], size: int = CHUNK
+    ) -> None:
+        """rows: datasets of the reader, and the items of each. size: examples in a batch."""
         self.reader = reader
-        self.dataset = dataset
-        self.length = length
+        self.rows = rows
+        self.size = size
 
     def __call__(self) -> Iterator[Batch]:
-        cuts = [(i, min(i + CHUNK, self.length)) for i in range(0, self.length, CHUNK)]
-        return _measured(self.reader, [request(self.dataset, range(a, b), 0) for a, b in cuts])
+        key = torch.zeros((), dtype=torch.int64)
+        fresh = torch.ones((), dtype=torch.bool)
+        wanted = [
+            request(dataset, items[i : i + self.size].tolist(), 0)
+            for dataset, items in self.rows
+            for i in range(0, len(items), self.size)
+        ]
+        for one, data in zip(wanted, self.reader.ahead(wanted), strict=True):
+            yield Batch(data, key, fresh, examples=len(one.items))
 
-    def first(self) -> Batch:
-        """A first small batch."""
-        wanted = request(self.dataset, range(min(2, self.length)), 0)
-        (batch,) = _measured(self.reader, [wanted])
-        return batch
-
-
-def _measured(reader: Reader, wanted: Sequence[Request]) -> Iterator[Batch]:
-    key = torch.zeros((), dtype=torch.int64)
-    fresh = torch.ones((), dtype=torch.bool)
-    for one, data in zip(wanted, reader.ahead(wanted), strict=True):
-        yield Batch(data, key, fresh, examples=len(one.items))
+    def with_size(self, size: int | None) -> LazyPart:
+        """The same data in batches of this size."""
+        return self if size is None else LazyPart(self.reader, self.rows, size)
 
 
 def probe(reader: Reader, clients: int) -> None:
