@@ -119,6 +119,7 @@ def open_data(
         source = Lazy(reader, [len(d) for d in datasets], **options)
     else:
         source = examples_of(list(shards), data_device=loading.device, **options)
+        source.close_readers = reader.close  # those of data for evaluation
     if isinstance(client_test, Sequence):
         client_test = [found.pop(part_name(i)) for i in range(len(client_test))]
     source, tests = without_client_test(source, client_test, source.seed)

@@ -33,7 +33,7 @@ from fafed.silos.limits import Limits, Refusal
 
 
 class SiteData(Part):
-    folder: str | None = None  # one .npz, .safetensors or .parquet file (and perhaps a test file)
+    folder: str | None = None  # one .npz, .safetensors, .parquet or .csv file, perhaps a test file
     function: str | None = None  # "module:function" returning ([(inputs, targets)], None)
     options: dict[str, Any] = Field(default_factory=dict)  # for the function
     share: bool = False  # the client's share of the experiment's own data
@@ -71,6 +71,7 @@ class Site(Part):
 
     def check(self, experiment: Experiment, clients: int) -> None:
         """Refuse code that is not on the allow-list, and what exceeds the machine's limits."""
+        refuse_epochs(experiment)
         for what, name in self._code(experiment):
             if name not in self.allow:
                 raise Refusal(
@@ -114,9 +115,19 @@ class Site(Part):
         return source.with_parts(parts), False
 
 
+def refuse_epochs(experiment: Experiment) -> None:
+    """A silo does not know how many examples the others have."""
+    if experiment.local_epochs is not None:
+        raise Refusal(
+            f"local_epochs = {experiment.local_epochs} needs the sizes of all clients' data, which "
+            "silos do not share: give local_steps"
+        )
+
+
 def check_server(experiment: Experiment, allow: Sequence[str], *, shares_data: bool) -> None:
     """Refuse code that may not run on the server, which builds the experiment, too. fafed's own
     code may always run."""
+    refuse_epochs(experiment)
     own = [("model", experiment.model.name), ("algorithm", experiment.algorithm.name)]
     own += [("loss", experiment.loss), *(("metric", name) for name in experiment.metrics)]
     found = [(what, name) for what, name in own if ":" in name]

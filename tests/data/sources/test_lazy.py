@@ -113,6 +113,9 @@ def test_no_bit_depends_on_processes_and_they_end():
     options = {"data_workers": 2, "data_processes": True}
     assert torch.equal(train(augmented(), **options).x, train(augmented()).x)
     assert not multiprocessing.active_children()
+    found = train([(Fixed().x, Fixed().y)], test=Fixed(1), data_processes=True, rounds=1)
+    assert found.history[-1].test == train([Fixed()], test=Fixed(1), rounds=1).history[-1].test
+    assert not multiprocessing.active_children()
     clients = [Tokens(0)]
     there = source(clients, Loading(padded, workers=1, processes=True))
     assert same(data_of(there), data_of(source(clients, Loading(padded))))

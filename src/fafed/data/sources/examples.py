@@ -151,6 +151,7 @@ class Shuffled(Source):
 
     device = torch.device("cpu")  # of the batches' keys
     rows_device = torch.device("cpu")  # of the rows: where the data is
+    close_readers: Callable[[], None] | None = None  # ends the workers that read datasets
 
     def __init__(
         self,
@@ -176,6 +177,10 @@ class Shuffled(Source):
                 raise DataError(
                     f"client {client} has no examples: give it some or leave it out of clients"
                 )
+
+    def close(self) -> None:
+        if self.close_readers is not None:
+            self.close_readers()
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -321,7 +326,9 @@ class Examples(Shuffled):
 
     def with_parts(self, parts: Sequence[Indices]) -> Examples:
         """The same data with other rows for each client."""
-        return Examples(self.pool, parts, data_device=self.data_device, **self.sizes)
+        found = Examples(self.pool, parts, data_device=self.data_device, **self.sizes)
+        found.close_readers = self.close_readers
+        return found
 
     def part(self, rows: Indices) -> Columns:
         """These rows, for evaluation."""

@@ -46,6 +46,7 @@ class Lazy(Shuffled):
             **options,
         )
         self.reader = reader
+        self.close_readers = reader.close
         self.lengths = tuple(lengths)
         self.target: tuple[torch.device, torch.dtype] | None = None  # of the batches
 
@@ -78,9 +79,6 @@ class Lazy(Shuffled):
             own = rows[(rows >= first) & (rows < last)] - first
             found += [(client, own)] if len(own) else []
         return LazyPart(self.reader, found)
-
-    def close(self) -> None:
-        self.reader.close()
 
     def _request(self, drawn: Drawn) -> Request:
         rows = drawn.rows.cpu().numpy()
