@@ -127,6 +127,9 @@ class Simulation(Engine):
     def rollback(self) -> None:
         self.kept.rollback()
 
+    def close(self) -> None:
+        self.task.source.close()
+
     @property
     def states(self) -> list[ClientState | None]:
         """The state of each client; None for a client that has not taken part yet."""

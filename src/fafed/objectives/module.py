@@ -39,7 +39,6 @@ from fafed.objectives.copies import aliases, copied, moved, refuse_what_a_copy_l
 from fafed.objectives.labels import IGNORED, Averaged, averaged
 from fafed.objectives.probing import forked
 
-_GENERATOR = threading.Lock()
 _METRICS = threading.Lock()  # a user's metric may keep a state
 
 
@@ -337,7 +336,7 @@ class Model(Objective):
             with randomness.KeyedDropout(key):  # vmap refuses all other randomness
                 yield
         else:
-            with _GENERATOR, forked(self.device), randomness.KeyedDropout(key):
+            with randomness.GENERATORS, forked(self.device), randomness.KeyedDropout(key):
                 torch.manual_seed(int(key))
                 yield
 

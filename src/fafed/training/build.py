@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from fafed.core.algorithm import Algorithm, AnyAlgorithm
-from fafed.data.checks import check_labels
-from fafed.data.sources.examples import ClientBatches, Source
+from fafed.data.checks import check_labels, check_numbers, check_sizes
+from fafed.data.sources.examples import Source
 from fafed.engines.distributed import Distributed
 from fafed.engines.ranks import Ranks
 from fafed.engines.simulation import Simulation
@@ -42,9 +42,11 @@ def build(
         raise ConfigError(
             f"algorithm must be an object such as fafed.FAFED(eta=0.01), got {algorithm!r}"
         )
+    check_sizes(source)
     source = source.to(objective.x0.device, getattr(objective, "dtype", objective.x0.dtype))
     if isinstance(objective, objectives.Model):
-        (batch,) = ClientBatches(source.gather, source.draw(("round",), 0, 0, 1))
+        (batch,) = source.batches(source.draw(("round",), 0, 0, 1))
+        check_numbers(source, range(len(source.examples)))
         objective.probe(batch)
         clients, ignored = range(len(source.examples)), objective.averaged.ignored
         check_labels(source, clients, objective.classes, ignored)

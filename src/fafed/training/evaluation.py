@@ -16,6 +16,7 @@ from fafed.core.batch import Batch
 from fafed.core.records import MOST_CLIENTS, higher_is_better, summary
 from fafed.data.client_test import part_name
 from fafed.data.sources.examples import Columns
+from fafed.data.sources.lazy import LazyPart
 from fafed.engines.worker_pool import WorkerPool
 from fafed.errors import ConfigError, FafedError
 from fafed.objectives.base import Metric, Totals
@@ -240,11 +241,11 @@ def chunks(data: Columns, size: int | None = None) -> Iterator[Batch]:
         yield Batch(tree.take(data, slice(i, i + size)), key, fresh)
 
 
-def chunked(data: Columns, size: int | None = None) -> Part:
+def chunked(data: Columns | LazyPart, size: int | None = None) -> Part:
     """A dataset in order, as a part of an evaluation."""
     if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
         raise ConfigError(f"eval_batch_size must be a positive integer, got {size!r}")
-    return partial(chunks, data, size)
+    return data.with_size(size) if isinstance(data, LazyPart) else partial(chunks, data, size)
 
 
 def _with_key(key: K, job: Callable[[], Totals]) -> tuple[K, Totals]:
@@ -254,7 +255,7 @@ def _with_key(key: K, job: Callable[[], Totals]) -> tuple[K, Totals]:
 def _few(part: Part) -> Iterator[Batch]:
     """A few examples of the first batch."""
     for batch in part():
-        yield batch._replace(data=tree.take(batch.data, slice(PROBED)))
+        yield batch._replace(data=tree.take(batch.data, slice(PROBED)), examples=None)
         return
 
 

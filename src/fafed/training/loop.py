@@ -130,8 +130,11 @@ class Run:
             )
 
     def __iter__(self) -> Iterator[Record]:
-        while self.state.round < self.rounds:
-            yield self.round()
+        try:
+            while self.state.round < self.rounds:
+                yield self.round()
+        finally:
+            self.engine.close()
 
     def round(self) -> Record:
         """Make one round. On an error the state remains that of the round before."""

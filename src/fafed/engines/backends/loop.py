@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fafed.core.algorithm import Exchange, HasX
-from fafed.data.sources.examples import ClientBatches
 from fafed.engines.backends.base import Backend, Found
 from fafed.engines.client import Oracle, check, visit
 from fafed.engines.states import ClientStates, Row
@@ -34,7 +33,7 @@ class Loop(Backend):
     ) -> Found:
         (client,) = group
         _, objective, source, weights, steps = self.task
-        batches = ClientBatches(source.gather, source.draw(exchange.draw, client, step, steps))
+        batches = source.batches(source.draw(exchange.draw, client, step, steps))
         state = states.of_client(client, down.x)
         oracle = Oracle(objective, Memory(buffers, state.hidden))
         found = visit(oracle, exchange, down, state.local, batches)
