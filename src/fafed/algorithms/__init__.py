@@ -7,12 +7,15 @@ from fafed.algorithms.central import SPIDER, STORM, Adam, AMSGrad, SuperAdam
 from fafed.algorithms.diloco import DiLoCo
 from fafed.algorithms.domo import DOMO
 from fafed.algorithms.fafed import FAFED
+from fafed.algorithms.fedadamw import FedAdamW
 from fafed.algorithms.fedavg import FedAvg
 from fafed.algorithms.fedcams import FedCAMS
 from fafed.algorithms.fedcm import FedCM
 from fafed.algorithms.feddyn import FedDyn
 from fafed.algorithms.fedexp import FedExP
 from fafed.algorithms.fedglomo import FedGLOMO
+from fafed.algorithms.fedlada import FedLADA
+from fafed.algorithms.fedmuon import FedMuon
 from fafed.algorithms.fedopt import FedAdagrad, FedAdam, FedAMS, FedYogi
 from fafed.algorithms.fedpd import FedPD
 from fafed.algorithms.fedprox import FedProx
@@ -39,6 +42,9 @@ ALGORITHMS: dict[str, type[AnyAlgorithm]] = {
     "feddyn": FedDyn,
     "fedexp": FedExP,
     "diloco": DiLoCo,
+    "fedadamw": FedAdamW,
+    "fedlada": FedLADA,
+    "fedmuon": FedMuon,
     "fedadam": FedAdam,
     "fedyogi": FedYogi,
     "fedadagrad": FedAdagrad,
@@ -93,12 +99,15 @@ __all__ = [
     "FedAMS",
     "FedAdagrad",
     "FedAdam",
+    "FedAdamW",
     "FedAvg",
     "FedCAMS",
     "FedCM",
     "FedDyn",
     "FedExP",
     "FedGLOMO",
+    "FedLADA",
+    "FedMuon",
     "FedPD",
     "FedProx",
     "FedYogi",
