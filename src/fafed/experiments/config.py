@@ -60,6 +60,7 @@ class Data(Part):
     clients: int = Field(default=20, ge=1)
     partition: dict[str, Any] = {"kind": "moderate"}
     validation: float = Field(default=0.0, ge=0, lt=1)  # share of the training data held out
+    client_test: float = Field(default=0.0, ge=0, lt=1)  # share of each client's data to test on
     train_sample: int = Field(default=5000, ge=0)  # examples to evaluate the training loss on
     bptt: int = Field(default=35, ge=1)  # text: tokens per step and column
 
@@ -84,6 +85,7 @@ class Experiment(Part):
     threads: int = Field(default=1, ge=1)  # fixed, because it can change the last digits
     device: str = "cpu"
     eval_every: int = Field(default=1, ge=1)
+    eval_batch_size: int | None = Field(default=None, ge=1)  # examples in a forward pass; 1000
     checkpoint_every: int = Field(default=1, ge=1)
     weights: Literal["uniform", "examples"] | list[float] = "uniform"
     participation: float | list[list[int]] = 1.0
@@ -92,7 +94,7 @@ class Experiment(Part):
     weight_decay: float = Field(default=0.0, ge=0)
     sam: float = Field(default=0.0, ge=0)  # the radius of sharpness-aware gradients
     loss: str = "auto"  # cross_entropy, mse, or "module:function"
-    metrics: list[str] = ["accuracy"]
+    metrics: list[str] = ["accuracy"]  # of `fafed.metrics`, or "module:name"
     data: Data
     model: Named
     algorithm: Named
@@ -163,6 +165,12 @@ class Experiment(Part):
         for key in ("name", "settings", "search", "checkpoint_every"):
             content.pop(key, None)
         return _without_later(type(self), content)
+
+    def metric_names(self, *, text: bool) -> list[str]:
+        """The metrics that are evaluated. The default, accuracy, is left out where there are no
+        classes: for a text, and with the loss mse."""
+        no_classes = text or self.loss == "mse"
+        return [] if no_classes and self.metrics == ["accuracy"] else self.metrics
 
     @property
     def label(self) -> str:
