@@ -130,6 +130,7 @@ def model(experiment: Experiment, *, text: bool, device: str | None = None) -> M
         _loss(experiment.loss, text),
         clip=experiment.clip,
         weight_decay=experiment.weight_decay,
+        sam=experiment.sam,
         device=device or experiment.device,
     )
 

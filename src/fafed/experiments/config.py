@@ -99,6 +99,7 @@ class Experiment(Part):
     failure: float = Field(default=0.0, ge=0, lt=1)
     clip: float | None = Field(default=None, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
+    sam: float = Field(default=0.0, ge=0)  # the radius of sharpness-aware gradients
     loss: str = "auto"  # cross_entropy, mse, or "module:function"
     metrics: list[str] = ["accuracy"]  # of `fafed.metrics`, or "module:name"
     data: Data

@@ -60,6 +60,7 @@ def train(
     opening_batch_size: BatchSize | None = None,
     clip: float | None = None,
     weight_decay: float = 0.0,
+    sam: float = 0.0,
     eval_every: int = 1,
     eval_batch_size: int | None = None,
     device: torch.device | str | None = None,
@@ -99,6 +100,8 @@ def train(
     opening_batch_size: the batch size of the first estimate (FAFED, STEM). The default is
         local_steps * batch_size.
     clip: the bound on the norm of each gradient. weight_decay: the multiple of x added to it.
+    sam: above 0, gradients are sharpness-aware with this radius, at twice the cost: FedAvg is then
+        FedSAM, FedCM MoFedSAM, and SCAFFOLD FedGamma.
     workers: the number of threads for clients and for evaluation; None: one per core. No digit
         depends on it.
     threads: the number of torch threads in each worker. The last digits may depend on it.
@@ -126,7 +129,9 @@ def train(
     steps = steps_of_round(local_steps, local_epochs, batch_size, source.examples)
     if opening_batch_size is None and isinstance(batch_size, int) and isinstance(steps, int):
         source.anchor_size = batch_size * steps
-    objective = objectives.Model(model, loss, clip=clip, weight_decay=weight_decay, device=device)
+    objective = objectives.Model(
+        model, loss, clip=clip, weight_decay=weight_decay, sam=sam, device=device
+    )
     measure = evaluator(
         objective,
         {part: chunked(data, eval_batch_size) for part, data in held_out.items()},
