@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fafed.objectives import metrics
     from fafed.objectives.function import Function
     from fafed.objectives.module import Model
+    from fafed.privacy.options import Privacy
     from fafed.training.api import Result, train
     from fafed.training.loop import Diverged, Run
 
@@ -76,6 +77,7 @@ __all__ = [
     "MimeLite",
     "Model",
     "NaiveAdaptiveFedAvg",
+    "Privacy",
     "Record",
     "Result",
     "Run",
@@ -92,6 +94,7 @@ _HOMES = {
     "errors": ["ConfigError", "DataError", "FafedError"],
     "objectives.function": ["Function"],
     "objectives.module": ["Model"],
+    "privacy.options": ["Privacy"],
     "training.api": ["Result", "train"],
     "training.loop": ["Diverged", "Run"],
 }

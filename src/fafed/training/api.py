@@ -19,6 +19,7 @@ from fafed.data.sources.examples import BatchSize, as_tensors, examples_of
 from fafed.errors import ConfigError
 from fafed.objectives import module as objectives
 from fafed.objectives.base import Loss, Metric
+from fafed.privacy.options import Privacy
 from fafed.training.build import build
 from fafed.training.cohort import Participation
 from fafed.training.evaluation import chunks, evaluator
@@ -60,6 +61,7 @@ def train(
     device: torch.device | str | None = None,
     workers: int | None = None,
     threads: int = 1,
+    privacy: Privacy | None = None,
 ) -> Result:
     """Train `model` over `clients` with `algorithm`, and return the trained copy.
 
@@ -79,6 +81,7 @@ def train(
     workers: the number of threads for clients and for evaluation; None: one per core. No digit
         depends on it.
     threads: the number of torch threads in each worker. The last digits may depend on it.
+    privacy: `fafed.Privacy(...)`; see `help(fafed.Privacy)`.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model must be an nn.Module, got {type(model).__name__}")
@@ -112,6 +115,7 @@ def train(
         measure_every=eval_every,
         workers=workers,
         threads=threads,
+        privacy=privacy,
     )
     check_measured(held_out, objective.classes, source.pool, objective.averaged.ignored)
     history, chosen, lowest = History(), run.state, math.inf
