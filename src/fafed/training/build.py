@@ -16,7 +16,7 @@ from fafed.objectives import module as objectives
 from fafed.objectives.function import Function
 from fafed.privacy.options import LEAST_SILOS, Privacy, quorum
 from fafed.training.cohort import Cohort, Participation
-from fafed.training.loop import Run
+from fafed.training.loop import Run, check_lengths
 
 
 def build(
@@ -50,7 +50,8 @@ def build(
         objective.probe(batch)
         clients, ignored = range(len(source.examples)), objective.averaged.ignored
         check_labels(source, clients, objective.classes, ignored)
-    algorithm = algorithm.bind_model(objective.sizes)
+    check_lengths(rounds, local_steps)
+    algorithm = algorithm.bind_model(objective.shapes).bind_run(rounds, local_steps)
     population = len(source.examples)
     privacy = privacy or Privacy()
     options = {"quorum": quorum} if privacy.secure else {}
