@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from fafed.objectives import metrics
     from fafed.objectives.function import Function
     from fafed.objectives.module import Model
+    from fafed.privacy.options import Privacy
     from fafed.training.api import Result, train
     from fafed.training.loop import Diverged, Run
 
@@ -93,6 +94,7 @@ __all__ = [
     "MimeLite",
     "Model",
     "NaiveAdaptiveFedAvg",
+    "Privacy",
     "Record",
     "Result",
     "Run",
@@ -111,6 +113,7 @@ _HOMES = {
     "experiments.model_file": ["load"],
     "objectives.function": ["Function"],
     "objectives.module": ["Model"],
+    "privacy.options": ["Privacy"],
     "training.api": ["Result", "train"],
     "training.loop": ["Diverged", "Run"],
 }

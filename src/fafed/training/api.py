@@ -21,6 +21,7 @@ from fafed.data.sources.reader import Loading
 from fafed.errors import ConfigError
 from fafed.objectives import module as objectives
 from fafed.objectives.base import Loss, Metric
+from fafed.privacy.options import Privacy
 from fafed.training.build import build
 from fafed.training.cohort import Participation
 from fafed.training.evaluation import chunked, evaluator
@@ -71,6 +72,7 @@ def train(
     data_processes: bool = False,
     cache: int | str | None = None,
     data_device: torch.device | str | None = None,
+    privacy: Privacy | None = None,
 ) -> Result:
     """Train `model` over `clients` with `algorithm`, and return the trained copy.
 
@@ -110,6 +112,7 @@ def train(
         batch is read when it is needed. No digit depends on it.
     cache: bytes for items of a Dataset, such as "1GB". Only for items that are always the same.
     data_device: where tensors are held. None: on the model's device up to 1 GiB, else on the CPU.
+    privacy: `fafed.Privacy(...)`; see `help(fafed.Privacy)`.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model must be an nn.Module, got {type(model).__name__}")
@@ -155,6 +158,7 @@ def train(
         measure_every=eval_every,
         workers=workers,
         threads=threads,
+        privacy=privacy,
     )
     if measure is not None:
         check_measured(measure.all_parts(), objective.classes, source, objective.averaged.ignored)

@@ -14,6 +14,7 @@ from fafed.engines.simulation import Simulation
 from fafed.errors import ConfigError
 from fafed.objectives import module as objectives
 from fafed.objectives.function import Function
+from fafed.privacy.options import LEAST_SILOS, Privacy, quorum
 from fafed.training.cohort import Cohort, Participation
 from fafed.training.loop import Run, check_lengths
 
@@ -35,6 +36,7 @@ def build(
     workers: int | None = None,
     threads: int = 1,
     ranks: Ranks | None = None,
+    privacy: Privacy | None = None,
 ) -> Run:
     """A run in simulation or on several ranks. Everything is checked here: what cannot work is
     refused now, not in round 300."""
@@ -53,7 +55,11 @@ def build(
     check_lengths(rounds, local_steps)
     algorithm = algorithm.bind_model(objective.shapes).bind_run(rounds, local_steps)
     population = len(source.examples)
-    cohort = Cohort(population, participation=participation, failure=failure, seed=seed)
+    privacy = privacy or Privacy()
+    options = {"quorum": quorum} if privacy.secure else {}
+    cohort = Cohort(population, participation=participation, failure=failure, seed=seed, **options)
+    if privacy.secure:
+        check_secure(cohort)
     simulation = Simulation(
         algorithm,
         objective,
@@ -63,6 +69,8 @@ def build(
         engine=engine,
         workers=workers,
         threads=threads,
+        encoding=privacy.encoding() if privacy.secure else None,
+        seed=seed,
     )
     return Run(
         algorithm,
@@ -75,6 +83,17 @@ def build(
         measure=measure,
         measure_every=measure_every,
     )
+
+
+def check_secure(cohort: Cohort) -> None:
+    """Refuse rounds with fewer clients than a secure sum needs."""
+    schedule = cohort.participation
+    for round in range(1, 1 + (len(schedule) if isinstance(schedule, Sequence) else 1)):
+        if len(cohort.invited(round)) < LEAST_SILOS:
+            raise ConfigError(
+                f"privacy.secure: a secure sum needs at least {LEAST_SILOS} clients, round {round} "
+                f"has {len(cohort.invited(round))}: use more clients, or a higher participation"
+            )
 
 
 def weights_of(weights: str | Sequence[float], examples: Sequence[int]) -> list[float]:
