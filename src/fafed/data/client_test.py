@@ -42,15 +42,9 @@ def without_client_test(source: Examples, wanted: object, seed: int) -> tuple[Ex
         return source, []
     if isinstance(wanted, float) and 0 < wanted < 1:
         parts, held = held_out_of_each(source.parts, wanted, seed)
-        left = Examples(
-            source.pool,
-            parts,
-            batch_size=source.batch_size,
-            anchor_size=source.anchor_size,
-            seed=source.seed,
-        )
         rows = [torch.from_numpy(own) for own in held]
-        return left, [tuple(leaf[own] for leaf in source.pool) for own in rows]
+        tests = [tuple(leaf[own] for leaf in source.pool) for own in rows]
+        return source.changed(parts=parts), tests
     if not isinstance(wanted, Sequence) or len(wanted) != len(source.examples):
         given = f"{len(wanted)} of them" if isinstance(wanted, Sequence) else repr(wanted)
         raise ConfigError(

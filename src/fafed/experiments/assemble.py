@@ -27,7 +27,7 @@ from fafed.objectives.base import Loss, Metric
 from fafed.objectives.metrics import METRICS
 from fafed.objectives.module import Model
 from fafed.training.build import build
-from fafed.training.evaluation import Part, Parts, chunked, evaluator
+from fafed.training.evaluation import Part, Parts, chunked, evaluator, personal
 from fafed.training.loop import Run
 
 T = TypeVar("T")
@@ -69,16 +69,25 @@ def prepare(
     device = ranks.device(experiment.device) if ranks else experiment.device
     goal = model(experiment, text=shards.text, device=device)
     leads = ranks is None or ranks.rank == 0
+    algorithm = experiment.algorithm_object(shards.source.epoch_steps)
     measure = evaluator(
         goal,
         shards.measured if leads else {},
         chosen(experiment, text=shards.text),
         clients=shards.client_test if leads else (),
+        personal=personal(
+            algorithm,
+            shards.source,
+            shards.client_test,
+            experiment.personalise,
+            experiment.personalise_eta,
+            experiment.seed,
+        ),
         workers=workers,
         threads=threads,
     )
     run = build(
-        experiment.algorithm_object(shards.source.epoch_steps),
+        algorithm,
         goal,
         shards.source,
         rounds=experiment.rounds,

@@ -85,6 +85,8 @@ class Experiment(Part):
     device: str = "cpu"
     eval_every: int = Field(default=1, ge=1)
     eval_batch_size: int = Field(default=1000, ge=1)  # examples in one forward pass
+    personalise: int = Field(default=0, ge=0)  # evaluate clients after so many steps of their own
+    personalise_eta: float | None = Field(default=None, gt=0)  # of these; the algorithm's eta
     checkpoint_every: int = Field(default=1, ge=1)
     weights: Literal["uniform", "examples"] | list[float] = "uniform"
     participation: float | list[list[int]] = 1.0

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from fafed.core import randomness
 from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.records import History
+from fafed.core.schedules import Rate
 from fafed.data.checks import check_measured
 from fafed.data.client_test import without_client_test
 from fafed.data.sources.examples import BatchSize, as_tensors, examples_of
@@ -21,7 +22,7 @@ from fafed.objectives import module as objectives
 from fafed.objectives.base import Loss, Metric
 from fafed.training.build import build
 from fafed.training.cohort import Participation
-from fafed.training.evaluation import EVAL_BATCH_SIZE, chunked, evaluator
+from fafed.training.evaluation import EVAL_BATCH_SIZE, chunked, evaluator, personal
 from fafed.training.loop import Diverged
 
 
@@ -47,6 +48,8 @@ def train(
     test: object = None,
     validation: object = None,
     client_test: float | Sequence[object] | None = None,
+    personalise: int = 0,
+    personalise_eta: Rate | None = None,
     metrics: Mapping[str, Metric] | None = None,
     output: str = "last",
     seed: int = 0,
@@ -74,6 +77,8 @@ def train(
         `help("fafed.metrics")`.
     client_test: test data of each client: a list, or a share of each client's data that is held
         out, such as 0.2. Records then have `clients_test`: mean, spread and worst over the clients.
+    personalise: also measure each client on its test data after so many SGD steps of its own from
+        the server's model, with the step size `personalise_eta` (None: the algorithm's eta).
     eval_batch_size: examples in one forward pass of an evaluation.
     batch_size: examples per local step, or "full" for the client's whole data, in order.
     output: which model to return: "last", "random_round" (as in theorems), or "best_val" (lowest
@@ -111,6 +116,7 @@ def train(
         held_out,
         metrics or {},
         clients=[chunked(data, eval_batch_size) for data in own_tests],
+        personal=personal(algorithm, source, own_tests, personalise, personalise_eta, seed),
         workers=workers,
         threads=threads,
     )

@@ -8,6 +8,7 @@ them within a batch.
 
 from __future__ import annotations
 
+import copy
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -48,6 +49,7 @@ class Source(ABC):
     """The clients' data, as an engine sees it."""
 
     examples: tuple[int, ...]  # per client
+    seed: int
 
     @property
     @abstractmethod
@@ -80,6 +82,12 @@ class Source(ABC):
     def pick(self, rows: Tensor) -> Any:
         """The same for a back end that gathers the inputs itself, from a `Picked`."""
         return self.gather(rows)
+
+    def with_seed(self, seed: int) -> Source:
+        """The same data with other draws."""
+        other = copy.copy(self)
+        other.seed = seed
+        return other
 
     @abstractmethod
     def to(self, device: torch.device, dtype: torch.dtype) -> Source:
@@ -145,6 +153,25 @@ class Examples(Source):
                 raise DataError(
                     f"client {client} has no examples: give it some or leave it out of clients"
                 )
+
+    def with_seed(self, seed: int) -> Examples:
+        return self.changed(seed=seed)
+
+    def changed(
+        self,
+        *,
+        parts: Sequence[Indices] | None = None,
+        seed: int | None = None,
+        anchor_size: BatchSize | None = None,
+    ) -> Examples:
+        """The same pool with other rows for the clients, or with other draws."""
+        return Examples(
+            self.pool,
+            self.parts if parts is None else parts,
+            batch_size=self.batch_size,
+            anchor_size=self.anchor_size if anchor_size is None else anchor_size,
+            seed=self.seed if seed is None else seed,
+        )
 
     @property
     def units(self) -> int | None:
