@@ -160,6 +160,9 @@ def compare(
     experiment: Name,
     algorithms: Annotated[str, typer.Option(help="Names, separated by commas.")] = PAPERS_SIX,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds per algorithm.")] = 1,
+    baselines: Annotated[
+        str, typer.Option(help="local, pooled or both, with the experiment's own algorithm.")
+    ] = "",
     changes: Changes = None,
     root: Root = ROOT,
     jobs: Jobs = CORES,
@@ -174,12 +177,15 @@ def compare(
 
     need_report("fafed compare")
     found = Experiment.read(experiment, changes or ())
-    names = [name.strip() for name in algorithms.split(",") if name.strip()]
-    plan = grid(found, names, seeds)
+    plan = grid(found, _names(algorithms), seeds, _names(baselines))
     with interruptible(), Display(quiet=as_json) as display:
         places = run_all(plan, root, jobs, display.tick)
     folder = output or root / found.name
     _report(places, folder, as_json, title=f"Comparison: {found.name}", target=target)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def tune(

@@ -102,6 +102,7 @@ def prepare(
         workers=workers,
         threads=threads,
         ranks=ranks,
+        baseline=experiment.baseline,
     )
     if measure is not None:
         if isinstance(shards.source, Examples):

@@ -95,6 +95,7 @@ class Experiment(Part):
     weight_decay: float = Field(default=0.0, ge=0)
     loss: str = "auto"  # cross_entropy, mse, or "module:function"
     metrics: list[str] = ["accuracy"]  # of `fafed.metrics`, or "module:name"
+    baseline: Literal["local", "pooled"] | None = None  # to compare with: docs/evaluation.md
     data: Data
     model: Named
     algorithm: Named

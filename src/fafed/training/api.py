@@ -62,6 +62,7 @@ def train(
     weight_decay: float = 0.0,
     eval_every: int = 1,
     eval_batch_size: int = EVAL_BATCH_SIZE,
+    baseline: str | None = None,
     device: torch.device | str | None = None,
     workers: int | None = None,
     threads: int = 1,
@@ -89,6 +90,8 @@ def train(
     opening_batch_size: the batch size of the first estimate (FAFED, STEM). The default is
         local_steps * batch_size.
     clip: the bound on the norm of each gradient. weight_decay: the multiple of x added to it.
+    baseline: "local" (every client trains alone) or "pooled" (one client has all data), to compare
+        with: see `help("fafed.training.baselines")`.
     workers: the number of threads for clients and for evaluation; None: one per core. No digit
         depends on it.
     threads: the number of torch threads in each worker. The last digits may depend on it.
@@ -135,6 +138,7 @@ def train(
         measure_every=eval_every,
         workers=workers,
         threads=threads,
+        baseline=baseline,
     )
     if measure is not None:
         check_measured(

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from fafed.core.algorithm import Algorithm, AnyAlgorithm
 from fafed.data.checks import check_labels
-from fafed.data.sources.examples import ClientBatches, Source
+from fafed.data.sources.examples import ClientBatches, Examples, Source
 from fafed.engines.distributed import Distributed
 from fafed.engines.ranks import Ranks
 from fafed.engines.simulation import Simulation
 from fafed.errors import ConfigError
 from fafed.objectives import module as objectives
 from fafed.objectives.function import Function
+from fafed.training.baselines import Alone, check_baseline, pooled
 from fafed.training.cohort import Cohort, Participation
 from fafed.training.loop import Run
 
@@ -35,9 +37,10 @@ def build(
     workers: int | None = None,
     threads: int = 1,
     ranks: Ranks | None = None,
+    baseline: str | None = None,
 ) -> Run:
     """A run in simulation or on several ranks. Everything is checked here: what cannot work is
-    refused now, not in round 300."""
+    refused now, not in round 300. `baseline`: see `fafed.training.baselines`."""
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(
             f"algorithm must be an object such as fafed.FAFED(eta=0.01), got {algorithm!r}"
@@ -49,8 +52,39 @@ def build(
         clients, ignored = range(len(source.examples)), objective.averaged.ignored
         check_labels(source, clients, objective.classes, ignored)
     algorithm = algorithm.bind_model(objective.sizes)
-    population = len(source.examples)
-    cohort = Cohort(population, participation=participation, failure=failure, seed=seed)
+    cohort = Cohort(len(source.examples), participation=participation, failure=failure, seed=seed)
+    check_baseline(baseline, source)
+    if baseline is not None:
+        assert isinstance(source, Examples)
+        if ranks is not None and baseline == "local":
+            raise ConfigError("baseline='local' runs in one process: leave out torchrun")
+        alone = partial(
+            build,
+            algorithm,
+            objective,
+            rounds=rounds,
+            seed=seed,
+            engine=engine,
+            threads=threads,
+        )
+        if baseline == "pooled":
+            one, steps = pooled(source, local_steps, len(cohort.invited(1)))
+            return alone(
+                one,
+                local_steps=steps,
+                measure=measure,
+                measure_every=measure_every,
+                workers=workers,
+                ranks=ranks,
+            )
+        return Alone(
+            source,
+            partial(alone, local_steps=local_steps, workers=1),
+            measure=measure,
+            measure_every=measure_every,
+            workers=workers,
+            threads=threads,
+        )
     simulation = Simulation(
         algorithm,
         objective,

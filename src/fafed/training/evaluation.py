@@ -109,7 +109,7 @@ class Evaluator:
     ) -> None:
         """clients: the test data of each client. personal: how they adapt the model, if they do."""
         self.personal = personal
-        self.objective, self.parts = objective, parts
+        self.objective, self.parts = objective, dict(parts)
         self.clients = dict(enumerate(clients))
         self.worker_pool = WorkerPool(workers, threads)
         self.means: dict[str, Callable[..., Any]] = {}
@@ -165,14 +165,46 @@ class Evaluator:
         for part, own in found.items():
             columns = {name: [one[name] for one, _ in own.values()] for name in self.names}
             examples = [count for _, count in own.values()]
-            result[part] = {
-                name: summary(column, examples, higher=self.higher[name])
-                for name, column in columns.items()
-            }
+            result[part] = self._summaries(columns, examples)
             values[part] = columns
         if len(self.clients) <= MOST_CLIENTS:
             result["client_values"] = values
         return result
+
+    def of_models(
+        self, models: Sequence[tuple[Tensor, tuple[Tensor, ...]]]
+    ) -> dict[str, Mapping[str, Any]]:
+        """For clients with a model each: means over the models on the common data, and a summary
+        of each model on its client's own test data."""
+
+        def jobs() -> Iterator[tuple[tuple[int, str], Callable[[], Totals]]]:
+            for i, (x, buffers) in enumerate(models):
+                own = {"clients_test": self.clients[i]} if self.clients else {}
+                for name, part in (self.parts | own).items():
+                    yield (i, name), partial(self._totals, x, buffers, part())
+
+        names = [*self.parts, *(["clients_test"] if self.clients else [])]
+        keys = [(i, name) for i in range(len(models)) for name in names]
+        found = self._collected(keys, jobs())
+        result: dict[str, Mapping[str, Any]] = {}
+        values: dict[str, dict[str, list[float]]] = {}
+        for part in names:
+            own = [found[i, part] for i in range(len(models))]
+            values[part] = {name: [one[name] for one, _ in own] for name in self.names}
+            over = self._summaries(values[part], [count for _, count in own])
+            means = {name: one["mean"] for name, one in over.items()}
+            result[part] = over if part == "clients_test" else means
+        if len(models) <= MOST_CLIENTS:
+            result["client_values"] = values
+        return result
+
+    def _summaries(
+        self, columns: Mapping[str, Sequence[float]], examples: Sequence[int]
+    ) -> dict[str, dict[str, float]]:
+        return {
+            name: summary(column, examples, higher=self.higher[name])
+            for name, column in columns.items()
+        }
 
     def _of_parts(
         self, x: Tensor, buffers: tuple[Tensor, ...], parts: Mapping[K, Part]
