@@ -153,7 +153,8 @@ def _run(
     typer.echo(f"{place.path}")
     measured = "  ".join(f"{name} {value:.4f}" for name, value in last.test.items())
     loss = "none" if last.train_loss is None else f"{last.train_loss:.4f}"
-    typer.echo(f"round {last.round}: train loss {loss}  test {measured or 'not measured'}")
+    server = f"  server train loss {last.train['loss']:.4f}" if "loss" in last.train else ""
+    typer.echo(f"round {last.round}: train loss {loss}{server}  test {measured or 'not measured'}")
 
 
 def compare(
@@ -298,12 +299,15 @@ def list_runs(root: Root = ROOT, as_json: Json = False) -> None:
     if not rows:
         typer.echo(f"no runs below {root}; `fafed run fashion-mnist-high` makes one")
         return
-    table = Table("round", "state", "train loss", "test", "run", box=None)
+    table = Table("round", "state", "train loss", "server train loss", "test", "run", box=None)
     for row in rows:
         rounds = "" if row["damage"] else f"{row['round']}/{row['rounds']}"
-        loss = "" if row["train_loss"] is None else f"{row['train_loss']:.4g}"
+        loss, server = (
+            "" if row[name] is None else f"{row[name]:.4g}"
+            for name in ("train_loss", "server_train_loss")
+        )
         test = " ".join(f"{k} {v:.4g}" for k, v in row["test"].items())
-        table.add_row(rounds, row["state"], loss, test, Text(row["run"]))
+        table.add_row(rounds, row["state"], loss, server, test, Text(row["run"]))
         if row["damage"]:
             typer.echo(f"damaged: {row['damage']}", err=True)
     console = Console()  # without wrapping, so that the names of runs can be copied
@@ -315,7 +319,8 @@ def _row(place: RunDir) -> dict[str, Any]:
     """A run as `fafed runs` shows it. A damaged run has no numbers."""
     from fafed.errors import FafedError
 
-    row: dict[str, Any] = dict.fromkeys(("algorithm", "seed", "round", "rounds", "train_loss"))
+    names = ("algorithm", "seed", "round", "rounds", "train_loss", "server_train_loss")
+    row: dict[str, Any] = dict.fromkeys(names)
     row |= {"run": str(place.path), "state": "damaged", "test": {}, "damage": None}
     try:
         data, records = place.data(), place.records()
@@ -330,6 +335,7 @@ def _row(place: RunDir) -> dict[str, Any]:
         "rounds": data.config["rounds"],
         "state": state,
         "train_loss": last.train_loss if last else None,
+        "server_train_loss": next((r.train["loss"] for r in reversed(records) if r.train), None),
         "test": next((r.test for r in reversed(records) if r.test), {}),
     }
 
