@@ -1,4 +1,4 @@
-"""Trees: nested tuples of tensors. States, messages and data are trees."""
+"""Trees: nested tuples of tensors. States, messages and data are trees. Data may be a mapping."""
 
 from __future__ import annotations
 

@@ -6,13 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from fafed.core import randomness
-from fafed.data.sources.examples import Examples, Indices, as_tensors
+from fafed.core import randomness, tree
+from fafed.data.sources.examples import Columns, Examples, Indices, as_tensors
 from fafed.errors import ConfigError, DataError
-
-Data = tuple[Tensor, ...]
 
 
 def held_out_of_each(
@@ -35,7 +32,9 @@ def held_out_of_each(
     return kept, held
 
 
-def without_client_test(source: Examples, wanted: object, seed: int) -> tuple[Examples, list[Data]]:
+def without_client_test(
+    source: Examples, wanted: object, seed: int
+) -> tuple[Examples, list[Columns]]:
     """The source to train on, and the test data of each client. `wanted` is None, a share, or one
     data set per client."""
     if wanted is None:
@@ -43,7 +42,7 @@ def without_client_test(source: Examples, wanted: object, seed: int) -> tuple[Ex
     if isinstance(wanted, float) and 0 < wanted < 1:
         parts, held = held_out_of_each(source.parts, wanted, seed)
         rows = [torch.from_numpy(own) for own in held]
-        tests = [tuple(leaf[own] for leaf in source.pool) for own in rows]
+        tests = [tree.take(source.pool, own) for own in rows]
         return source.changed(parts=parts), tests
     if not isinstance(wanted, Sequence) or len(wanted) != len(source.examples):
         given = f"{len(wanted)} of them" if isinstance(wanted, Sequence) else repr(wanted)

@@ -8,22 +8,22 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from fafed import data as datasets
 from fafed import models
-from fafed.core import plugins, randomness
-from fafed.core.batch import Batch
+from fafed.core import plugins, randomness, tree
+from fafed.core.batch import Batch, labels_of
 from fafed.data import partition
 from fafed.data.checks import check_measured
 from fafed.data.client_test import without_client_test
-from fafed.data.sources.examples import Examples, Indices, Source, examples_of
+from fafed.data.sources.examples import Columns, Examples, Indices, Source, examples_of
 from fafed.data.sources.streams import Streams, passage
 from fafed.engines.ranks import Ranks
 from fafed.errors import ConfigError, DataError, nearest
 from fafed.experiments.config import Experiment
 from fafed.objectives.base import Loss, Metric
+from fafed.objectives.batches import MODEL
 from fafed.objectives.metrics import METRICS
 from fafed.objectives.module import Model
 from fafed.training.build import build
@@ -31,7 +31,8 @@ from fafed.training.evaluation import Part, Parts, chunked, evaluator, personal
 from fafed.training.loop import Run
 
 T = TypeVar("T")
-LOSSES: dict[str, Loss] = {
+LOSSES: dict[str, Loss | str] = {
+    MODEL: MODEL,
     "cross_entropy": F.cross_entropy,
     "token_cross_entropy": models.token_cross_entropy,
     "mse": F.mse_loss,
@@ -82,6 +83,8 @@ def prepare(
             experiment.personalise,
             experiment.personalise_eta,
             experiment.seed,
+            rounds=experiment.rounds,
+            local_steps=experiment.local_steps,
         ),
         workers=workers,
         threads=threads,
@@ -207,8 +210,14 @@ def _own(experiment: Experiment, own: datasets.Own) -> Shards:
     )
     own_tests = tuple(map(chunks, tests))
     measured |= _sampled(experiment, source.pool, source.parts)
-    labels = source.pool[-1]
-    if labels.is_floating_point() or labels.ndim != 1 or not len(labels) or int(labels.min()) < 0:
+    labels = labels_of(source.pool)
+    if (
+        labels is None
+        or labels.is_floating_point()
+        or labels.ndim != 1
+        or not len(labels)
+        or int(labels.min()) < 0
+    ):
         return Shards(source, measured, None, None, False, own_tests)
     classes = int(labels.max()) + 1
     counts = datasets.counts(labels.numpy(), source.parts, classes).tolist()
@@ -224,7 +233,7 @@ def held_out(n: int, share: float, seed: int) -> tuple[Indices, Indices]:
 
 
 def _sampled(
-    experiment: Experiment, pool: tuple[Tensor, ...], parts: Sequence[Indices]
+    experiment: Experiment, pool: Columns, parts: Sequence[Indices]
 ) -> dict[str, Callable[[], Iterable[Batch]]]:
     """Some of the clients' examples. The loss of the server's model on them is the training loss.
     The mean loss of the clients' own steps is another number if their data differ."""
@@ -237,9 +246,8 @@ def _sampled(
     return {"train": chunked(rows, experiment.eval_batch_size)}
 
 
-def _rows(pool: tuple[Tensor, ...], rows: Indices) -> tuple[Tensor, ...]:
-    chosen = torch.from_numpy(rows)
-    return tuple(part[chosen] for part in pool)
+def _rows(pool: Columns, rows: Indices) -> Columns:
+    return tree.take(pool, torch.from_numpy(rows))
 
 
 def sizes(experiment: Experiment) -> dict[str, Any]:
@@ -250,7 +258,7 @@ def sizes(experiment: Experiment) -> dict[str, Any]:
     return {"batch_size": b, "anchor_size": anchor, "seed": experiment.seed}
 
 
-def _loss(name: str, text: bool) -> Loss:
+def _loss(name: str, text: bool) -> Loss | str:
     if name == "auto":
         name = "token_cross_entropy" if text else "cross_entropy"
     return _named(name, LOSSES, "loss")

@@ -72,9 +72,9 @@ class Objective(ABC):
         self.weight_decay = weight_decay
 
     @property
+    @abstractmethod
     def shapes(self) -> Sequence[Sequence[int]]:
         """The shape of each parameter tensor."""
-        return [(size,) for size in self.sizes]
 
     @property
     def dtype(self) -> torch.dtype:

@@ -72,7 +72,7 @@ def serve(
         shards = _measured(experiment, measure)
         goal = assemble.model(experiment, text=shards.text)
         memory.park(goal, place.path)
-        algorithm = experiment.algorithm_object(known["epoch_steps"]).bind_model(goal.sizes)
+        algorithm = experiment.bound_algorithm(known["epoch_steps"], goal.shapes)
         metrics = assemble.chosen(experiment, text=shards.text)
         found = evaluator(goal, shards.measured, metrics, threads=experiment.threads)
         silos = Silos(

@@ -22,7 +22,7 @@ from fafed.objectives import module as objectives
 from fafed.objectives.base import Loss, Metric
 from fafed.training.build import build
 from fafed.training.cohort import Participation
-from fafed.training.evaluation import EVAL_BATCH_SIZE, chunked, evaluator, personal
+from fafed.training.evaluation import chunked, evaluator, personal
 from fafed.training.loop import Diverged
 
 
@@ -44,7 +44,7 @@ def train(
     rounds: int,
     local_steps: int = 10,
     batch_size: BatchSize = 50,
-    loss: Loss = F.cross_entropy,
+    loss: Loss | str = F.cross_entropy,
     test: object = None,
     validation: object = None,
     client_test: float | Sequence[object] | None = None,
@@ -61,7 +61,7 @@ def train(
     clip: float | None = None,
     weight_decay: float = 0.0,
     eval_every: int = 1,
-    eval_batch_size: int = EVAL_BATCH_SIZE,
+    eval_batch_size: int | None = None,
     baseline: str | None = None,
     device: torch.device | str | None = None,
     workers: int | None = None,
@@ -69,10 +69,12 @@ def train(
 ) -> Result:
     """Train `model` over `clients` with `algorithm`, and return the trained copy.
 
-    clients: for each client a Dataset or a tuple of tensors (inputs, targets).
-    loss: a function of (outputs, targets), the mean over the batch. Labels that equal its
-        `ignore_index` do not count in any mean. A batch without other labels has a gradient of zero
-        and no loss. For the details see `help("fafed.objectives.labels")`.
+    clients: for each client a Dataset, a tuple of tensors (inputs, targets), or a mapping of names
+        to tensors such as {"input_ids": ..., "labels": ...}.
+    loss: a function of (outputs, targets), the mean over the batch. If the data are mappings: a
+        function of (output, batch), or "model" for the loss that the model returns. Labels that
+        equal its `ignore_index` do not count in any mean. A batch without other labels has a
+        gradient of zero and no loss. For the details see `help("fafed.objectives.labels")`.
     metrics: functions of (outputs, targets) of the whole test set, objects with update, compute
         and reset (torchmetrics), or functions marked with `fafed.metrics.mean`: see
         `help("fafed.metrics")`.
@@ -80,7 +82,7 @@ def train(
         out, such as 0.2. Records then have `clients_test`: mean, spread and worst over the clients.
     personalise: also measure each client on its test data after so many SGD steps of its own from
         the server's model, with the step size `personalise_eta` (None: the algorithm's eta).
-    eval_batch_size: examples in one forward pass of an evaluation.
+    eval_batch_size: examples in one forward pass of an evaluation: 1000, or 50 for mappings.
     batch_size: examples per local step, or "full" for the client's whole data, in order.
     output: which model to return: "last", "random_round" (as in theorems), or "best_val" (lowest
         validation loss).
@@ -98,8 +100,6 @@ def train(
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model must be an nn.Module, got {type(model).__name__}")
-    if not callable(loss):
-        raise ConfigError(f"loss must be a function of (outputs, targets), got {loss!r}")
     if output not in ("last", "random_round", "best_val"):
         raise ConfigError(f"output must be 'last', 'random_round' or 'best_val', got {output!r}")
     if output == "best_val" and validation is None:
@@ -119,7 +119,16 @@ def train(
         held_out,
         metrics or {},
         clients=[chunked(data, eval_batch_size) for data in own_tests],
-        personal=personal(algorithm, source, own_tests, personalise, personalise_eta, seed),
+        personal=personal(
+            algorithm,
+            source,
+            own_tests,
+            personalise,
+            personalise_eta,
+            seed,
+            rounds=rounds,
+            local_steps=local_steps,
+        ),
         workers=workers,
         threads=threads,
     )

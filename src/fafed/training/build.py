@@ -17,7 +17,7 @@ from fafed.objectives import module as objectives
 from fafed.objectives.function import Function
 from fafed.training.baselines import Alone, check_baseline, pooled
 from fafed.training.cohort import Cohort, Participation
-from fafed.training.loop import Run
+from fafed.training.loop import Run, check_lengths
 
 
 def build(
@@ -51,7 +51,7 @@ def build(
         objective.probe(batch)
         clients, ignored = range(len(source.examples)), objective.averaged.ignored
         check_labels(source, clients, objective.classes, ignored)
-    algorithm = algorithm.bind_model(objective.sizes)
+    check_lengths(rounds, local_steps)
     cohort = Cohort(len(source.examples), participation=participation, failure=failure, seed=seed)
     check_baseline(baseline, source)
     if baseline is not None:
@@ -85,6 +85,7 @@ def build(
             workers=workers,
             threads=threads,
         )
+    algorithm = algorithm.bind_model(objective.shapes).bind_run(rounds, local_steps)
     simulation = Simulation(
         algorithm,
         objective,

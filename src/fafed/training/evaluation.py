@@ -15,9 +15,9 @@ from fafed.core import randomness, tree, vectors
 from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.batch import Batch
 from fafed.core.records import MOST_CLIENTS, higher_is_better, summary
-from fafed.core.schedules import Rate, Schedule, along
+from fafed.core.schedules import Rate, Schedule, at
 from fafed.data.client_test import part_name
-from fafed.data.sources.examples import ClientBatches, Source
+from fafed.data.sources.examples import ClientBatches, Columns, Source
 from fafed.engines.client import Oracle
 from fafed.engines.worker_pool import WorkerPool
 from fafed.errors import ConfigError, FafedError
@@ -28,6 +28,7 @@ from fafed.objectives.module import Model
 Part = Callable[[], Iterable[Batch]]
 Parts = Mapping[str, Part]  # keys: "train", "test", "validation"
 EVAL_BATCH_SIZE = 1000  # examples in one forward pass
+EVAL_MAPPING_SIZE = 50  # the same if batches are mappings
 PROBED = 8  # examples that metrics are tried on before the first round
 K = TypeVar("K")
 
@@ -37,7 +38,8 @@ class Personal:
 
     A client makes some SGD steps from the server's model, on batches of its own training data.
     These batches are drawn apart from those of the run, so nothing in the run changes. Clipping,
-    weight decay and buffers are as in a local step of the run.
+    weight decay and buffers are as in a local step of the run. If the step size is a schedule, all
+    these steps have that of the last step before the evaluation.
     """
 
     def __init__(self, source: Source, steps: int, eta: Rate, seed: int) -> None:
@@ -51,8 +53,8 @@ class Personal:
         draws = self._source().draw(("round",), client, step, self.steps)
         batches = [objective.here(one) for one in ClientBatches(self._source().gather, draws)]
         oracle = Oracle(objective, Memory(buffers))
-        rates = along(self.eta, torch.tensor(step), self.steps)
-        for rate, batch in zip(rates, batches, strict=True):
+        rate = at(self.eta, torch.tensor(max(1, step)))
+        for batch in batches:
             x = vectors.step(x, rate, oracle(x, batch))
         return x, oracle.after.buffers
 
@@ -70,6 +72,9 @@ def personal(
     steps: int,
     eta: Rate | None,
     seed: int,
+    *,
+    rounds: int,
+    local_steps: int,
 ) -> Personal | None:
     """What `personalise` asks for, if it does. Without `eta`, the step size is the algorithm's."""
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
@@ -79,11 +84,15 @@ def personal(
             f"personalise={steps} needs test data of each client: give client_test, such as 0.2"
         )
     rate = getattr(algorithm, "eta", None) if eta is None else eta
-    if steps and not isinstance(rate, Schedule) and not (isinstance(rate, float) and rate > 0):
+    if not steps:
+        return None
+    if isinstance(rate, Schedule):
+        rate = rate.bound(rounds * local_steps)
+    elif not callable(rate) and not (isinstance(rate, int | float) and rate > 0):
         raise ConfigError(
             f"personalise={steps} needs a step size above 0, got {rate!r}: give personalise_eta"
         )
-    return Personal(source, steps, rate, seed) if steps else None  # type: ignore[arg-type]
+    return Personal(source, steps, rate, seed)
 
 
 class Evaluator:
@@ -340,17 +349,20 @@ def evaluator(
     )
 
 
-def chunks(data: tuple[Tensor, ...], size: int = EVAL_BATCH_SIZE) -> Iterator[Batch]:
-    """A dataset in order."""
+def chunks(data: Columns, size: int | None = None) -> Iterator[Batch]:
+    """A dataset in order, `size` examples at a time. By default batches of a mapping are smaller: a
+    language model has an output for each token and each word that it knows."""
+    if size is None:
+        size = EVAL_BATCH_SIZE if isinstance(data, tuple) else EVAL_MAPPING_SIZE
     key = torch.zeros((), dtype=torch.int64)
     fresh = torch.ones((), dtype=torch.bool)
-    for i in range(0, len(data[0]), size):
-        yield Batch(tuple(part[i : i + size] for part in data), key, fresh)
+    for i in range(0, len(tree.leaves(data)[0]), size):
+        yield Batch(tree.take(data, slice(i, i + size)), key, fresh)
 
 
-def chunked(data: tuple[Tensor, ...], size: int = EVAL_BATCH_SIZE) -> Part:
+def chunked(data: Columns, size: int | None = None) -> Part:
     """A dataset in order, as a part of an evaluation."""
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
         raise ConfigError(f"eval_batch_size must be a positive integer, got {size!r}")
     return partial(chunks, data, size)
 

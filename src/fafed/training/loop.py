@@ -75,6 +75,16 @@ class _RetryRound(Exception):
         self.clients = clients
 
 
+def check_lengths(rounds: object, local_steps: object, measure_every: object = 1) -> None:
+    for name, value in [
+        ("rounds", rounds),
+        ("local_steps", local_steps),
+        ("eval_every", measure_every),
+    ]:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"{name} must be a positive integer, got {value!r}")
+
+
 class Run:
     """One algorithm on one engine, round after round."""
 
@@ -94,13 +104,7 @@ class Run:
     ) -> None:
         """check_state: look for NaN and infinity in the server's state, too, before a round counts.
         If clients are trusted this is not needed: the next round finds NaN in their messages."""
-        for name, value in [
-            ("rounds", rounds),
-            ("local_steps", local_steps),
-            ("eval_every", measure_every),
-        ]:
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"{name} must be a positive integer, got {value!r}")
+        check_lengths(rounds, local_steps, measure_every)
         self.algorithm = algorithm
         self.engine = engine
         self.rounds = rounds
