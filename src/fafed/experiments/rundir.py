@@ -142,14 +142,10 @@ class RunDir:
                 f"`fafed resume {self.path} --again`, which moves the records aside"
             )
         clients = self.json("clients.json")
-        rows = [record.to_dict() for record in self.records()]
-        if any(row["train"] for row in rows):  # better than the clients' own losses
-            for row in rows:
-                row["train_loss"] = row["train"].get("loss")
         return RunData(
             name=self.path.name,
             config=experiment.to_dict(),
-            records=rows,
+            records=[record.to_dict() for record in self.records()],
             counts=clients.get("counts"),
             classes=clients.get("classes"),
             finished=self.finished(),

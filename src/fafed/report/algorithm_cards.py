@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import itertools
 import json
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -129,7 +130,10 @@ def _costs(algorithm: AnyAlgorithm, d: int = 4096, q: int = 4) -> dict[str, floa
     """Run two rounds on a tiny problem and measure the second."""
     clients = algorithm.population or 2
     rows = torch.arange(clients * d, dtype=torch.float32).reshape(clients, d) / d
-    objective = Function(lambda x, data: (x - data[0]).square().mean(), torch.ones(d))
+    square = [(math.isqrt(d), math.isqrt(d))]  # one matrix
+    objective = Function(
+        lambda x, data: (x - data[0]).square().mean(), torch.ones(d), shapes=square
+    )
     vector = objective.x0.numel() * objective.x0.element_size()
     run, longer = (_run(algorithm, objective, rows, steps) for steps in (q, q + 1))
     (one, two), (first, second) = run, longer

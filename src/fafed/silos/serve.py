@@ -54,6 +54,10 @@ def serve(
     """
     if allow is not None:
         check_server(experiment, allow, shares_data=measure == "share")
+    if experiment.baseline is not None:
+        raise ConfigError(
+            f"baseline = {experiment.baseline!r} runs in simulation, not over silos: leave it out"
+        )
     bounds = bounds or Bounds()
     experiment = experiment.changed(checkpoint_every=1)
     mailbox = Mailbox(transport, federation, Audit(place.path / "audit.jsonl", "server"))

@@ -27,8 +27,8 @@ import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
 from fafed import data as datasets
-from fafed.core import tree
-from fafed.data.sources.examples import Examples, Source
+from fafed.data.loading import open_data
+from fafed.data.sources.examples import Source
 from fafed.errors import ConfigError, DataError
 from fafed.experiments.assemble import held_out, shard, sizes
 from fafed.experiments.config import Experiment, Part
@@ -36,7 +36,7 @@ from fafed.silos.limits import Limits, Refusal
 
 
 class SiteData(Part):
-    folder: str | None = None  # one .npz, .safetensors or .parquet file (and perhaps a test file)
+    folder: str | None = None  # one .npz, .safetensors, .parquet or .csv file, perhaps a test file
     function: str | None = None  # "module:function" returning ([(inputs, targets)], None)
     options: dict[str, Any] = Field(default_factory=dict)  # for the function
     share: bool = False  # the client's share of the experiment's own data
@@ -79,6 +79,7 @@ class Site(Part):
 
     def check(self, experiment: Experiment, clients: int) -> None:
         """Refuse code that is not on the allow-list, and what exceeds the machine's limits."""
+        refuse_epochs(experiment)
         for what, name in self._code(experiment):
             if name not in self.allow:
                 raise Refusal(
@@ -113,19 +114,28 @@ class Site(Part):
         )
         if len(own.clients) != 1:
             raise DataError(f"the silo's data has {len(own.clients)} clients: a silo is one")
-        (pool,) = own.clients
-        rows, _ = held_out(
-            len(tree.leaves(pool)[0]), experiment.data.validation, experiment.seed + client
-        )
+        source, *_ = open_data(own.clients, **sizes(experiment))
+        (n,) = source.examples
+        rows, _ = held_out(n, experiment.data.validation, experiment.seed + client)
         self.limits.check_rows(experiment, experiment.algorithm_object(1), len(rows))
         # Draws depend on the client's number. So every other client is a stand-in of one row.
         parts = [rows if i == client else np.zeros(1, np.int64) for i in range(clients)]
-        return Examples(pool, parts, **sizes(experiment)), False
+        return source.with_parts(parts), False
+
+
+def refuse_epochs(experiment: Experiment) -> None:
+    """A silo does not know how many examples the others have."""
+    if experiment.local_epochs is not None:
+        raise Refusal(
+            f"local_epochs = {experiment.local_epochs} needs the sizes of all clients' data, which "
+            "silos do not share: give local_steps"
+        )
 
 
 def check_server(experiment: Experiment, allow: Sequence[str], *, shares_data: bool) -> None:
     """Refuse code that may not run on the server, which builds the experiment, too. fafed's own
     code may always run."""
+    refuse_epochs(experiment)
     own = [("model", experiment.model.name), ("algorithm", experiment.algorithm.name)]
     own += [("loss", experiment.loss), *(("metric", name) for name in experiment.metrics)]
     found = [(what, name) for what, name in own if ":" in name]
@@ -139,6 +149,6 @@ def check_server(experiment: Experiment, allow: Sequence[str], *, shares_data: b
 
 def _data(experiment: Experiment) -> Iterator[tuple[str, str]]:
     """The data that the experiment would read if its own data were used."""
-    for what in ("function", "folder"):
+    for what in ("function", "folder", "collate"):
         if (name := getattr(experiment.data, what)) is not None:
             yield f"data {what}", name

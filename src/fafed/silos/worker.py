@@ -21,7 +21,7 @@ from fafed import __version__, files
 from fafed.core import tree
 from fafed.core.algorithm import AnyAlgorithm, Exchange, HasX, exchanges_of_round
 from fafed.data.checks import check_labels
-from fafed.data.sources.examples import ClientBatches, Source
+from fafed.data.sources.examples import Source
 from fafed.engines.base import ClientState, NotFinite
 from fafed.engines.client import Oracle, check, visit
 from fafed.errors import FafedError
@@ -171,8 +171,7 @@ class Worker:
         if not self.site.data.share:
             looks = sum(one.rows.numel() for one in draws if one) / part.source.examples[client]
             self.budget.spend(place.run, looks, self.site.limits)
-        draws = tree.map(lambda leaf: leaf.to(device), draws)
-        batches = ClientBatches(part.source.gather, draws)
+        batches = part.source.batches(draws)
         oracle = Oracle(part.goal, Memory(buffers, state.hidden))
         done = visit(oracle, exchange, down, state.local, batches)
         check(client, done.loss, done.message)
@@ -229,8 +228,7 @@ class Worker:
             goal = assemble.model(experiment, text=text)
             memory.park(goal, self.site.folder)
             source = source.to(goal.x0.device, goal.dtype)
-            draws = source.draw(("round",), plan.client, 0, 1)
-            (batch,) = ClientBatches(source.gather, draws)
+            (batch,) = source.batches(source.draw(("round",), plan.client, 0, 1))
             goal.probe(batch)
             check_labels(source, [plan.client], goal.classes, goal.averaged.ignored)
             self.parts = {run: Part(plan, experiment, source, goal)}
