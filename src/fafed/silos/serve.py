@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, NamedTuple, TypedDict, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, NotRequired, TypedDict, cast
 
 import torch
+from torch import Tensor
 
 from fafed import data as datasets
 from fafed.core.records import Record
@@ -88,7 +89,9 @@ def serve(
             units=known["units"],
             epoch_steps=known["epoch_steps"],
             bounds=bounds,
+            sends=known.get("sends", ()),
         )
+        tried = _tried(found, goal, shards.measured, measure)
         run = Run(
             algorithm,
             silos,
@@ -102,7 +105,7 @@ def serve(
                 failure=experiment.failure,
                 seed=experiment.seed,
             ),
-            measure=_tried(found, goal, shards.measured, measure),
+            measure=_with_silos(tried, silos) if silos.sends else tried,
             measure_every=experiment.eval_every,
             check_state=True,
         )
@@ -128,6 +131,7 @@ class Known(TypedDict):
     examples: list[int]  # of each silo
     units: int | None
     epoch_steps: int
+    sends: NotRequired[list[list[str]]]  # the numbers that each silo sends now; not in the file
 
 
 class Welcome(NamedTuple):
@@ -135,6 +139,7 @@ class Welcome(NamedTuple):
 
     examples: int
     epoch_steps: int | None
+    sends: list[str]  # of its evaluation
 
 
 def greeted(experiment: Experiment, place: RunDir, mailbox: Mailbox, bounds: Bounds) -> Known:
@@ -176,8 +181,9 @@ def greeted(experiment: Experiment, place: RunDir, mailbox: Mailbox, bounds: Bou
             + ": start them, look into their logs, or give them more time to load their data "
             f"(start is {federation.start:g} s)"
         )
+    sends = [said[silo].sends if silo in said else [] for silo in federation.silos]
     if known:
-        return cast(Known, known)
+        return cast(Known, known | {"sends": sends})
     facts = [said[silo] for silo in federation.silos]
     examples = [one.examples for one in facts]
     units = _units(experiment)
@@ -189,7 +195,7 @@ def greeted(experiment: Experiment, place: RunDir, mailbox: Mailbox, bounds: Bou
         "epoch_steps": facts[0].epoch_steps or _epoch_steps(examples, units),
     }
     place.write_json("silos.json", begun, indent=2, private=True)
-    return begun
+    return begun | {"sends": sends}
 
 
 def _welcome(facts: Facts, experiment: Experiment) -> Welcome:
@@ -202,7 +208,11 @@ def _welcome(facts: Facts, experiment: Experiment) -> Welcome:
     steps = facts.get("epoch_steps")  # sent if silos share the experiment's own data
     if steps is not None:
         steps = messages.number(facts, "epoch_steps", whole=True, low=1, high=2**40)
-    return Welcome(examples, steps)
+    names = ["loss", *experiment.metrics]
+    sends = facts.get("sends", [])
+    if not isinstance(sends, list) or not all(name in names for name in sends):
+        raise Refused(f"sends is {messages.clean(sends, 80)}, it must be some of {names}")
+    return Welcome(examples, steps, [name for name in names if name in sends])
 
 
 def _drop_unbelievable(said: dict[str, Welcome], bounds: Bounds) -> None:
@@ -240,6 +250,18 @@ def _measured(experiment: Experiment, measure: str | None) -> Shards:
         return Shards(nothing, {}, None, None, text=False)
     test = datasets.from_file(measure)
     return Shards(nothing, {"test": lambda: chunks(test)}, None, None, text=False)
+
+
+def _with_silos(measured: Measure | None, silos: Silos) -> Measure:
+    """The server's own evaluation, and those that silos send."""
+
+    def measure(
+        x: Tensor, buffers: tuple[Tensor, ...], step: int, /
+    ) -> Mapping[str, Mapping[str, Any]]:
+        own = measured(x, buffers, step) if measured is not None else {}
+        return {**own, **silos.evaluated(x, buffers, step // silos.steps)}
+
+    return measure
 
 
 def _tried(measured: Measure | None, goal: Model, parts: Parts, file: str | None) -> Measure | None:
