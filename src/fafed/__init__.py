@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from fafed.core.algorithm import Algorithm
     from fafed.core.records import History, Record
     from fafed.errors import ConfigError, DataError, FafedError
+    from fafed.experiments.api import Result, Training, start, train
     from fafed.objectives import metrics
     from fafed.objectives.function import Function
     from fafed.objectives.module import Model
-    from fafed.training.api import Result, train
     from fafed.training.loop import Diverged, Run
 
 __version__ = "0.1.0"
@@ -80,8 +80,10 @@ __all__ = [
     "Result",
     "Run",
     "SuperAdam",
+    "Training",
     "metrics",
     "schedules",
+    "start",
     "train",
 ]
 
@@ -92,7 +94,7 @@ _HOMES = {
     "errors": ["ConfigError", "DataError", "FafedError"],
     "objectives.function": ["Function"],
     "objectives.module": ["Model"],
-    "training.api": ["Result", "train"],
+    "experiments.api": ["Result", "Training", "start", "train"],
     "training.loop": ["Diverged", "Run"],
 }
 

@@ -147,3 +147,13 @@ class StemMomentum(Schedule):
         c = 64 * self.L**2 / (self.b * self.N)
         c += self.sigma**2 / (24 * step.kappa**3 * self.L * self.q)
         return torch.clamp(c * step(torch.as_tensor(t) - 1) ** 2, max=1.0)
+
+
+# Their names in an experiment's file.
+KINDS: dict[str, type[Schedule]] = {
+    "power": Power,
+    "theory-step": TheoryStep,
+    "theory-momentum": TheoryMomentum,
+    "stem-step": StemStep,
+    "stem-momentum": StemMomentum,
+}

@@ -172,11 +172,16 @@ def _own(experiment: Experiment, own: datasets.Own) -> Shards:
         source = Examples(source.pool, parts, **sizes(experiment))
         measured["validation"] = _chunks(_rows(source.pool, held))
     measured |= _sampled(experiment, source.pool, source.parts)
+    return counted(source, measured)
+
+
+def counted(source: Examples, measured: Parts) -> Shards:
+    """A user's own data. If the targets are class numbers, their counts are for the report."""
     labels = source.pool[-1]
     if labels.is_floating_point() or labels.ndim != 1 or not len(labels) or int(labels.min()) < 0:
         return Shards(source, measured, None, None, text=False)
     classes = int(labels.max()) + 1
-    counts = datasets.counts(labels.numpy(), source.parts, classes).tolist()
+    counts = datasets.counts(labels.cpu().numpy(), source.parts, classes).tolist()
     return Shards(source, measured, counts, [str(i) for i in range(classes)], text=False)
 
 

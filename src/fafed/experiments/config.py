@@ -96,6 +96,13 @@ class Experiment(Part):
     algorithm: Named
     settings: dict[str, dict[str, Any]] = {}  # algorithm -> hyper-parameters, for `compare`
     search: dict[str, dict[str, list[Any]]] = {}  # algorithm -> grid, for `tune`
+    python: dict[str, Any] = {}  # of a run that Python code began: see `python_run`
+
+    @model_validator(mode="after")
+    def _python_is_the_models(self) -> Experiment:
+        if self.python and not self.model.name.startswith("python:"):  # silos never allow such one
+            raise ValueError("only a run that Python code began has a table [python]")
+        return self
 
     # Reading and writing.
 
@@ -134,16 +141,17 @@ class Experiment(Part):
         """A hash of everything that decides the numbers of a round. A checkpoint carries it. The
         number of rounds is not part of it: more rounds do not change earlier ones. "v2" is the
         version of this rule."""
-        return f"v2-{_hash(self._decisive() | {'rounds': None})}"
+        return f"v2-{_hash(self.decisive() | {'rounds': None})}"
 
     @property
     def fingerprint(self) -> str:
         """The same with the number of rounds. It is part of the run's name. It must never change
         for an experiment, or its run would not be found again. Old checkpoints carry it instead of
         `digest`."""
-        return _hash(self._decisive())
+        return _hash(self.decisive())
 
-    def _decisive(self) -> dict[str, Json]:
+    def decisive(self) -> dict[str, Json]:
+        """Everything that decides the numbers."""
         content = self.to_dict()
         for key in ("name", "settings", "search", "checkpoint_every"):
             content.pop(key, None)
@@ -173,6 +181,8 @@ class Experiment(Part):
         from fafed.algorithms import ALGORITHMS
         from fafed.data import DATASETS, partition
 
+        if self.python:  # the code has made the objects that the names stand for
+            return
         for section, table in (("settings", self.settings), ("search", self.search)):
             for name in table:
                 if ":" not in name and name not in ALGORITHMS:
@@ -211,13 +221,7 @@ def _setting(name: str, value: object, units: Mapping[str, int]) -> object:
         return tuple(value)
     if not isinstance(value, Mapping):
         return value
-    kinds: dict[str, type[schedules.Schedule]] = {
-        "power": schedules.Power,
-        "theory-step": schedules.TheoryStep,
-        "theory-momentum": schedules.TheoryMomentum,
-        "stem-step": schedules.StemStep,
-        "stem-momentum": schedules.StemMomentum,
-    }
+    kinds = schedules.KINDS
     options = dict(value)
     kind = options.pop("schedule", None)
     if kind not in kinds:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypedDict, cast
 import torch
 
 from fafed import data as datasets
+from fafed.core.algorithm import AnyAlgorithm
 from fafed.errors import ConfigError
 from fafed.experiments import assemble
 from fafed.experiments.assemble import Prepared, Shards
@@ -26,10 +27,9 @@ from fafed.silos.remote_engine import NAME as ENGINE_NAME
 from fafed.silos.remote_engine import Silos
 from fafed.silos.server import FederationConfig, Mailbox, TooFew, Transport, log
 from fafed.silos.site import check_server
-from fafed.training.build import weights_of
-from fafed.training.cohort import Cohort
+from fafed.training.build import build, weights_of
 from fafed.training.evaluation import Parts, chunks, evaluator
-from fafed.training.loop import Measure, Run
+from fafed.training.loop import Measure
 
 
 def serve(
@@ -68,33 +68,32 @@ def serve(
         shards = _measured(experiment, measure)
         goal = assemble.model(experiment, text=shards.text)
         memory.park(goal, place.path)
-        algorithm = experiment.algorithm_object(known["epoch_steps"]).bind_model(goal.sizes)
         metrics = assemble.chosen(experiment, text=shards.text)
         found = evaluator(goal, shards.measured, metrics, threads=experiment.threads)
-        silos = Silos(
-            algorithm,
+
+        def silos(algorithm: AnyAlgorithm) -> Silos:
+            return Silos(
+                algorithm,
+                goal,
+                mailbox,
+                run=known["run"],
+                weights=weights_of(experiment.weights, known["examples"]),
+                steps=experiment.local_steps,
+                units=known["units"],
+                epoch_steps=known["epoch_steps"],
+                bounds=bounds,
+            )
+
+        run = build(
+            experiment.algorithm_object(known["epoch_steps"]),
             goal,
-            mailbox,
-            run=known["run"],
-            weights=weights_of(experiment.weights, known["examples"]),
-            steps=experiment.local_steps,
-            units=known["units"],
-            epoch_steps=known["epoch_steps"],
-            bounds=bounds,
-        )
-        run = Run(
-            algorithm,
-            silos,
-            goal.x0,
-            goal.start().buffers,
+            None,
             rounds=experiment.rounds,
             local_steps=experiment.local_steps,
-            cohort=Cohort(
-                len(federation.silos),
-                participation=experiment.participation,
-                failure=experiment.failure,
-                seed=experiment.seed,
-            ),
+            seed=experiment.seed,
+            engine=silos,
+            participation=experiment.participation,
+            failure=experiment.failure,
             measure=_tried(found, goal, shards.measured, measure),
             measure_every=experiment.eval_every,
             check_state=True,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fafed.core.algorithm import Algorithm, AnyAlgorithm
 from fafed.data.checks import check_labels
 from fafed.data.sources.examples import ClientBatches, Source
+from fafed.engines.base import Engine
 from fafed.engines.distributed import Distributed
 from fafed.engines.ranks import Ranks
 from fafed.engines.simulation import Simulation
@@ -17,16 +18,18 @@ from fafed.objectives.function import Function
 from fafed.training.cohort import Cohort, Participation
 from fafed.training.loop import Run
 
+MakeEngine = Callable[[AnyAlgorithm], Engine]  # of the algorithm that is bound to the model
+
 
 def build(
     algorithm: AnyAlgorithm,
     objective: objectives.Model | Function,
-    source: Source,
+    source: Source | None,
     *,
     rounds: int,
     local_steps: int,
     seed: int = 0,
-    engine: str = "auto",
+    engine: str | MakeEngine = "auto",
     weights: str | Sequence[float] = "uniform",
     participation: Participation = 1.0,
     failure: float = 0.0,
@@ -35,43 +38,57 @@ def build(
     workers: int | None = None,
     threads: int = 1,
     ranks: Ranks | None = None,
+    check_state: bool = False,
 ) -> Run:
-    """A run in simulation or on several ranks. Everything is checked here: what cannot work is
-    refused now, not in round 300."""
-    if not isinstance(algorithm, Algorithm):
-        raise ConfigError(
-            f"algorithm must be an object such as fafed.FAFED(eta=0.01), got {algorithm!r}"
+    """A run in simulation, on several ranks, or on an engine of the caller. Everything is checked
+    here: what cannot work is refused now, not in round 300.
+
+    engine: the name of a back end, or a function that makes the engine. Such an engine has its own
+    clients and weights. Then `source` is None; weights, workers, threads and ranks are not used.
+    """
+    check_algorithm(algorithm)
+    if callable(engine):
+        algorithm = algorithm.bind_model(objective.sizes)
+        made = engine(algorithm)
+    else:
+        assert source is not None, "a back end needs the clients' data"
+        source = source.to(objective.x0.device, getattr(objective, "dtype", objective.x0.dtype))
+        if isinstance(objective, objectives.Model):
+            (batch,) = ClientBatches(source.gather, source.draw(("round",), 0, 0, 1))
+            objective.probe(batch)
+            clients, ignored = range(len(source.examples)), objective.averaged.ignored
+            check_labels(source, clients, objective.classes, ignored)
+        algorithm = algorithm.bind_model(objective.sizes)
+        simulation = Simulation(
+            algorithm,
+            objective,
+            source,
+            weights=weights_of(weights, source.examples),
+            steps=local_steps,
+            engine=engine,
+            workers=workers,
+            threads=threads,
         )
-    source = source.to(objective.x0.device, getattr(objective, "dtype", objective.x0.dtype))
-    if isinstance(objective, objectives.Model):
-        (batch,) = ClientBatches(source.gather, source.draw(("round",), 0, 0, 1))
-        objective.probe(batch)
-        clients, ignored = range(len(source.examples)), objective.averaged.ignored
-        check_labels(source, clients, objective.classes, ignored)
-    algorithm = algorithm.bind_model(objective.sizes)
-    population = len(source.examples)
-    cohort = Cohort(population, participation=participation, failure=failure, seed=seed)
-    simulation = Simulation(
-        algorithm,
-        objective,
-        source,
-        weights=weights_of(weights, source.examples),
-        steps=local_steps,
-        engine=engine,
-        workers=workers,
-        threads=threads,
-    )
+        made = simulation if ranks is None else Distributed(simulation, ranks)
     return Run(
         algorithm,
-        simulation if ranks is None else Distributed(simulation, ranks),
+        made,
         objective.x0,
         objective.start().buffers,
         rounds=rounds,
         local_steps=local_steps,
-        cohort=cohort,
+        cohort=Cohort(made.population, participation=participation, failure=failure, seed=seed),
         measure=measure,
         measure_every=measure_every,
+        check_state=check_state,
     )
+
+
+def check_algorithm(algorithm: object) -> None:
+    if not isinstance(algorithm, Algorithm):
+        raise ConfigError(
+            f"algorithm must be an object such as fafed.FAFED(eta=0.01), got {algorithm!r}"
+        )
 
 
 def weights_of(weights: str | Sequence[float], examples: Sequence[int]) -> list[float]:
