@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from fafed.objectives import metrics
     from fafed.objectives.function import Function
     from fafed.objectives.module import Model
+    from fafed.report.compare import Comparison, compare
     from fafed.training.loop import Diverged, Run
 
 __version__ = "0.1.0"
@@ -55,6 +56,7 @@ __all__ = [
     "AMSGrad",
     "Adam",
     "Algorithm",
+    "Comparison",
     "ConfigError",
     "DataError",
     "Diverged",
@@ -81,6 +83,7 @@ __all__ = [
     "Run",
     "SuperAdam",
     "Training",
+    "compare",
     "metrics",
     "schedules",
     "start",
@@ -95,6 +98,7 @@ _HOMES = {
     "objectives.function": ["Function"],
     "objectives.module": ["Model"],
     "experiments.api": ["Result", "Training", "start", "train"],
+    "report.compare": ["Comparison", "compare"],
     "training.loop": ["Diverged", "Run"],
 }
 

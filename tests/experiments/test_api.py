@@ -532,6 +532,13 @@ def test_rounds_may_be_raised_but_not_taken_back(tmp_path):
         fafed.start(**call(tmp_path, rounds=3))
 
 
+def test_rounds_decide_if_a_schedule_falls_over_all_of_them(tmp_path):
+    falling = fafed.SCAFFOLD(eta=fafed.schedules.Linear(peak=0.1))
+    fafed.train(**call(tmp_path, rounds=3, algorithm=falling))
+    with pytest.raises(fafed.ConfigError, match=r"schedule of algorithm.eta falls over all rounds"):
+        fafed.start(**call(tmp_path, algorithm=falling))
+
+
 KILLED = """
 import os, signal, sys
 sys.path[:0] = {path!r}
@@ -578,6 +585,7 @@ def test_another_run_is_refused_with_what_differs(tmp_path):
         ({"clients": moved}, "the clients' data differ"),
         ({"clients": [*clients(3), clients(5, 31)[4]]}, r"examples is \[30, 30, 30, 31\]"),
         ({"test": moved[2]}, "the test data differ"),
+        ({"client_test": moved}, "the clients' test data differ"),
         ({"model": other}, "initial values differ. Call torch.manual_seed before you build it"),
         ({"model": net()}, r"parameters is \d+, there it is \d+"),
     ]:
@@ -611,7 +619,9 @@ def test_schedules_partials_and_own_algorithms_are_described(tmp_path):
     assert found.algorithm.options["alpha"] == {"class": "Late"}
     assert json.loads(found.loss) == {"function": "cross_entropy", "label_smoothing": 0.1}
     algorithm = fafed.FAFED(eta=fafed.schedules.Power(kappa=0.2), alpha=Late())
-    with pytest.raises(fafed.ConfigError, match=r"eta.kappa is 0.2, there it is 0.1"):
+    with pytest.raises(
+        fafed.ConfigError, match=r"eta is power: kappa 0.2, .* there it is power: kappa 0.1"
+    ):
         fafed.start(**call(tmp_path, algorithm=algorithm, loss=loss, rounds=1))
 
 
@@ -706,7 +716,7 @@ def test_they_print_as_a_summary(tmp_path):
 
 
 def struck(folder, at):
-    """Ctrl-C at these rounds while they are evaluated, and once more while the first is handled."""
+    """Ctrl-C in these calls of a metric."""
     seen = []
 
     def metric(outputs, targets):
@@ -721,7 +731,7 @@ def struck(folder, at):
 def test_ctrl_c_returns_what_is_finished(tmp_path, caplog):
     whole = fafed.train(**struck(None, ()))
     for folder in (None, tmp_path):
-        result = fafed.train(**struck(folder, {4}))
+        result = fafed.train(**struck(folder, {5}))  # the first call tries the metric
         assert not result.finished
         assert numbers(result.history) == numbers(whole.history)[:3]
         assert "interrupted: SCAFFOLD: round 3 of 7" in caplog.text

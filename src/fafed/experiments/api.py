@@ -25,7 +25,9 @@ from torch.nn import functional as F
 from fafed import files
 from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.records import History, Record
+from fafed.core.run_data import RunData
 from fafed.data.checks import check_measured
+from fafed.data.client_test import without_client_test
 from fafed.data.sources.examples import BatchSize, as_tensors, examples_of
 from fafed.errors import ConfigError, FafedError
 from fafed.experiments import python_run
@@ -42,7 +44,7 @@ from fafed.objectives import module as objectives
 from fafed.objectives.base import Loss, Metric
 from fafed.training.build import build, check_algorithm
 from fafed.training.cohort import Participation
-from fafed.training.evaluation import chunks, evaluator
+from fafed.training.evaluation import chunked, evaluator
 from fafed.training.loop import Run
 from fafed.training.output import Output
 
@@ -59,9 +61,10 @@ def start(
     rounds: int,
     local_steps: int = 10,
     batch_size: BatchSize = 50,
-    loss: Loss = F.cross_entropy,
+    loss: Loss | str = F.cross_entropy,
     test: object = None,
     validation: object = None,
+    client_test: float | Sequence[object] | None = None,
     metrics: Mapping[str, Metric] | None = None,
     output: str = "last",
     seed: int = 0,
@@ -73,6 +76,7 @@ def start(
     clip: float | None = None,
     weight_decay: float = 0.0,
     eval_every: int = 1,
+    eval_batch_size: int | None = None,
     device: torch.device | str | None = None,
     workers: int | None = None,
     threads: int = 1,
@@ -96,15 +100,22 @@ def start(
     Arguments
 
     model: an nn.Module. It is not changed: a copy is trained.
-    clients: for each client a Dataset or a tuple of tensors (inputs, targets).
+    clients: for each client a Dataset, a tuple of tensors (inputs, targets), or a mapping of names
+        to tensors such as {"input_ids": ..., "labels": ...}.
     algorithm: an object such as fafed.FedAvg(eta=0.1). `fafed algorithms` lists them.
     rounds: how many rounds there are in all, with those that a folder already has.
     local_steps: steps that each client makes in a round.
     batch_size: examples per local step, or "full" for the client's whole data, in order.
-    loss, metrics: functions of (outputs, targets), means over the batch; metrics has a name for
-        each. Labels that equal the loss's `ignore_index` do not count in any mean. A batch without
-        other labels has a gradient of zero and no loss: see `help("fafed.objectives.labels")`.
+    loss: a function of (outputs, targets), the mean over the batch. If the data are mappings: a
+        function of (output, batch), or "model" for the loss that the model returns. Labels that
+        equal its `ignore_index` do not count in any mean. A batch without other labels has a
+        gradient of zero and no loss. For the details see `help("fafed.objectives.labels")`.
     test, validation: data like a client's. The server's model is evaluated on them.
+    client_test: test data of each client: a list, or a share of each client's data that is held
+        out, such as 0.2. Records then have `clients_test`: mean, spread and worst over the clients.
+    metrics: name -> a function of (outputs, targets) of the whole test set, an object with update,
+        compute and reset (torchmetrics), or a function marked with `fafed.metrics.mean`: see
+        `help("fafed.metrics")`.
     output: which model to return: "last", "random_round" (as in theorems), or "best_val" (lowest
         validation loss).
     seed: decides every random number: batches, dropout, which clients take part. Not the model's
@@ -119,6 +130,7 @@ def start(
         local_steps * batch_size.
     clip: the bound on the norm of each gradient. weight_decay: the multiple of x added to it.
     eval_every: evaluate every so many rounds, and after the last one.
+    eval_batch_size: examples in one forward pass of an evaluation: 1000, or 50 for mappings.
     device: where to compute; None: where the model is.
     workers: the number of threads for clients and for evaluation; None: one per core. No digit
         depends on it.
@@ -133,20 +145,29 @@ def start(
     given = dict(locals())
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model must be an nn.Module, got {type(model).__name__}")
-    if not callable(loss):
-        raise ConfigError(f"loss must be a function of (outputs, targets), got {loss!r}")
     memory = Memory(Output(output, seed))
     if output == "best_val" and validation is None:
         raise ConfigError("output='best_val' needs data to choose by: give validation=")
     if opening_batch_size is None and isinstance(batch_size, int) and isinstance(local_steps, int):
         opening_batch_size = batch_size * local_steps
     source = examples_of(clients, batch_size=batch_size, anchor_size=opening_batch_size, seed=seed)
+    source, own_tests = without_client_test(source, client_test, seed)
     objective = objectives.Model(model, loss, clip=clip, weight_decay=weight_decay, device=device)
     held_out = {
-        part: partial(chunks, as_tensors(data, part))
+        part: chunked(as_tensors(data, part), eval_batch_size)
         for part, data in (("test", test), ("validation", validation))
         if data is not None
     }
+
+    of_clients = [chunked(data, eval_batch_size) for data in own_tests]
+    measure = evaluator(
+        objective,
+        held_out,
+        metrics or {},
+        clients=of_clients,
+        workers=workers,
+        threads=threads,
+    )
 
     def prepare(engine: str) -> Prepared:
         run = build(
@@ -160,27 +181,27 @@ def start(
             weights=weights,
             participation=participation,
             failure=failure,
-            measure=evaluator(objective, held_out, metrics or {}, workers=workers, threads=threads),
+            measure=measure,
             measure_every=eval_every,
             workers=workers,
             threads=threads,
         )
-        check_measured(held_out, objective.classes, source.pool, objective.averaged.ignored)
-        return Prepared(run, objective, counted(source, held_out))
+        if measure is not None:
+            ignored = objective.averaged.ignored
+            check_measured(measure.all_parts(), objective.classes, source.pool, ignored)
+            measure.check()
+        return Prepared(run, objective, counted(source, held_out, of_clients))
 
     tracks = [track] if isinstance(track, str) else list(track)
     for spec in tracks:
         check_tracker(spec)
-    experiment = None
-    if folder is not None or tracks:
-        check_algorithm(algorithm)
-        experiment = python_run.describe(given, source, objective)
+    check_algorithm(algorithm)
     return Training(
         prepare,
         engine,
         memory,
         None if folder is None else RunDir(Path(folder)),
-        experiment,
+        partial(python_run.describe, given, source, objective, own_tests),
         tracks,
         [on_record] if callable(on_record) else list(on_record),
         quiet=quiet,
@@ -198,22 +219,22 @@ class Training:
         engine: str,
         memory: Memory,
         place: RunDir | None,
-        experiment: Experiment | None,
+        describe: Callable[[], Experiment],
         tracks: Sequence[str],
         calls: Sequence[OnRecord],
         *,
         quiet: bool,
     ) -> None:
-        self._memory, self._place, self._experiment = memory, place, experiment
+        self._memory, self._place, self._describe = memory, place, describe
         self._tracks, self._calls, self._quiet = tracks, calls, quiet
         self._loop: weakref.ref[Generator[Record]] | None = None
         self._stopping = Stopping()
-        if place is None or experiment is None:
+        if place is None:
             self._prepared = prepare(engine)
             return
         with place.locked():
-            python_run.check_same(place, experiment)
-            self._folder = Folder(place, experiment, memory)
+            python_run.check_same(place, self.experiment)
+            self._folder = Folder(place, self.experiment, memory)
             self._prepared = prepare(self._folder.engine or engine)
             self._folder.resume(self._prepared)
             self._seen = place.stamp()
@@ -223,6 +244,24 @@ class Training:
         return self._prepared.run
 
     # What there is to see.
+
+    @functools.cached_property
+    def experiment(self) -> Experiment:
+        """The description of the run that its folder has, and that reports show."""
+        return self._describe()
+
+    def data(self, failure: str | None = None) -> RunData:
+        """The run as a report takes it."""
+        shards = self._prepared.shards
+        return RunData(
+            name=self._place.path.name if self._place else self.experiment.label,
+            config=self.experiment.to_dict(),
+            records=[record.to_dict() for record in self.history],
+            counts=shards.counts,
+            classes=shards.classes,
+            finished=self.finished,
+            failure=failure,
+        )
 
     @property
     def history(self) -> History:
@@ -247,6 +286,11 @@ class Training:
     @property
     def finished(self) -> bool:
         return self._run.state.round >= self._run.rounds
+
+    @property
+    def impatient(self) -> bool:
+        """Whether Ctrl-C has come a second time in the last loop."""
+        return self._stopping.times > 1
 
     def result(self) -> Result:
         """What is finished now, as a value that later rounds do not change."""
@@ -312,9 +356,8 @@ class Training:
 
     def _trackers(self) -> Iterator[Tracker]:
         for spec in self._tracks:
-            assert self._experiment is not None
-            name = self._place.path.name if self._place else self._experiment.label
-            yield open_tracker(spec, name, self._experiment.to_dict())
+            name = self._place.path.name if self._place else self.experiment.label
+            yield open_tracker(spec, name, self.experiment.to_dict())
 
     def _catch_up(self) -> None:
         """Another process may have gone on with the run since this one left the folder."""
@@ -406,7 +449,7 @@ def train(*args: Any, **options: Any) -> Result:
         for _ in run:
             pass
     except KeyboardInterrupt:
-        if run._stopping.times > 1:
+        if run.impatient:
             raise
         log.warning("interrupted: %r", run)
     return run.result()

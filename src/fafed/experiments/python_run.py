@@ -14,7 +14,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,14 @@ import torch
 from torch import Tensor, nn
 
 from fafed.algorithms import ALGORITHMS
+from fafed.core import tree
 from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.run_data import flatten, show
-from fafed.core.schedules import KINDS, Schedule
-from fafed.data.sources.examples import Examples, as_tensors
+from fafed.core.schedules import NAMED, Schedule
+from fafed.data.sources.examples import Columns, Examples, as_tensors
 from fafed.errors import ConfigError, FafedError
 from fafed.experiments.config import Experiment
+from fafed.experiments.folder import rounds_matter
 from fafed.experiments.rundir import RunDir
 from fafed.files import Json
 from fafed.objectives.module import Model
@@ -38,17 +40,24 @@ SMALL = 2**24  # bytes that are read of a tensor; of a larger one a sample of it
 # Arguments of `fafed.start` that do not change a number of a round. Every other argument counts.
 FREE = {"rounds", "folder", "quiet", "track", "on_record", "workers", "checkpoint_every"}
 # Arguments that are described in another way.
-_OBJECTS = {"model", "clients", "algorithm", "test", "validation", "metrics", "loss", "device"}
+_OBJECTS = {"model", "clients", "algorithm", "loss", "device", "metrics"}
+_OBJECTS |= {"test", "validation", "client_test"}
 HINTS = {
     "python.initial": "the model's initial values differ. Call torch.manual_seed before you build "
     "it, so that each start begins with the same ones",
     "python.clients": "the clients' data differ",
     "python.test": "the test data differ",
     "python.validation": "the validation data differ",
+    "python.client_test": "the clients' test data differ",
 }
 
 
-def describe(arguments: Mapping[str, Any], source: Examples, objective: Model) -> Experiment:
+def describe(
+    arguments: Mapping[str, Any],
+    source: Examples,
+    objective: Model,
+    client_test: Sequence[Columns] = (),
+) -> Experiment:
     """The run that these arguments of `fafed.start` make."""
     content: dict[str, Any] = {}
     python: dict[str, Any] = {}
@@ -62,6 +71,8 @@ def describe(arguments: Mapping[str, Any], source: Examples, objective: Model) -
     for part in ("test", "validation"):
         if arguments[part] is not None:
             python[part] = checksum(as_tensors(arguments[part], part))
+    if client_test:
+        python["client_test"] = checksum(tree.leaves(tuple(client_test)))
     python["initial"] = checksum(
         {**dict(objective.module.named_parameters()), **dict(objective.module.named_buffers())}
     )
@@ -113,7 +124,10 @@ def _difference(there: Experiment, here: Experiment) -> str:
     old, new = (flatten(json.loads(json.dumps(one.decisive()))) for one in (there, here))
     found = []
     for key in dict.fromkeys((*old, *new)):
-        if key != "rounds" and old.get(key) != new.get(key):
+        if key == "rounds":
+            if here.over_all_rounds and there.rounds != here.rounds:
+                found.append(rounds_matter(here))
+        elif old.get(key) != new.get(key):
             was, now = (show(one[key]) if key in one else "not given" for one in (old, new))
             told = f"{key.removeprefix('python.')} is {now}, there it is {was}"
             found.append(HINTS.get(key, told))
@@ -167,7 +181,7 @@ def _listed(value: Any) -> Any:
 
 
 def _kind(schedule: Schedule) -> str | None:
-    return next((name for name, kind in KINDS.items() if type(schedule) is kind), None)
+    return next((name for name, kind in NAMED.items() if type(schedule) is kind), None)
 
 
 def _fields(value: Any) -> dict[str, Any]:
@@ -175,7 +189,7 @@ def _fields(value: Any) -> dict[str, Any]:
     that are plain values."""
     if dataclasses.is_dataclass(value):
         own = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
-        return {name: described(one) for name, one in own.items()}
+        return {name: described(one) for name, one in own.items() if one is not None}
     if isinstance(value, nn.Module) and (tensors := value.state_dict()):
         return _plain(value) | {"tensors": checksum(tensors)}
     return _plain(value)
@@ -183,7 +197,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 def _plain(value: object) -> dict[str, Any]:
     own = getattr(value, "__dict__", {})
-    plain = (bool, int, float, str, tuple, list, Tensor)
+    plain = (bool, int, float, str)
     return {
         name: described(one)
         for name, one in own.items()

@@ -234,7 +234,7 @@ def _tried(measured: Measure | None, goal: Model, parts: Parts, file: str | None
         try:
             goal.probe(goal.here(next(iter(next(iter(parts.values()))()))))
             if file != "share":
-                measured(goal.x0, goal.start().buffers)
+                measured(goal.x0, goal.start().buffers, 0)
         except Exception as cause:
             raise ConfigError(
                 f"{type(goal.module).__name__} cannot be measured on {file}: {cause}"

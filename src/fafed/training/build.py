@@ -16,7 +16,7 @@ from fafed.errors import ConfigError
 from fafed.objectives import module as objectives
 from fafed.objectives.function import Function
 from fafed.training.cohort import Cohort, Participation
-from fafed.training.loop import Run
+from fafed.training.loop import Run, check_lengths
 
 MakeEngine = Callable[[AnyAlgorithm], Engine]  # of the algorithm that is bound to the model
 
@@ -47,8 +47,9 @@ def build(
     clients and weights. Then `source` is None; weights, workers, threads and ranks are not used.
     """
     check_algorithm(algorithm)
+    check_lengths(rounds, local_steps)
+    algorithm = algorithm.bind_model(objective.shapes).bind_run(rounds, local_steps)
     if callable(engine):
-        algorithm = algorithm.bind_model(objective.sizes)
         made = engine(algorithm)
     else:
         assert source is not None, "a back end needs the clients' data"
@@ -58,7 +59,6 @@ def build(
             objective.probe(batch)
             clients, ignored = range(len(source.examples)), objective.averaged.ignored
             check_labels(source, clients, objective.classes, ignored)
-        algorithm = algorithm.bind_model(objective.sizes)
         simulation = Simulation(
             algorithm,
             objective,
