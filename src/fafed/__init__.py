@@ -43,12 +43,13 @@ if TYPE_CHECKING:
     from fafed.core.algorithm import Algorithm
     from fafed.core.records import History, Record
     from fafed.errors import ConfigError, DataError, FafedError
+    from fafed.experiments.api import Result, Training, start, train
     from fafed.experiments.model_file import load
     from fafed.objectives import metrics
     from fafed.objectives.function import Function
     from fafed.objectives.module import Model
     from fafed.privacy.options import Privacy
-    from fafed.training.api import Result, train
+    from fafed.report.compare import Comparison, compare
     from fafed.training.loop import Diverged, Run
 
 __version__ = "0.1.0"
@@ -66,6 +67,7 @@ __all__ = [
     "AMSGrad",
     "Adam",
     "Algorithm",
+    "Comparison",
     "ConfigError",
     "DataError",
     "DiLoCo",
@@ -99,9 +101,12 @@ __all__ = [
     "Result",
     "Run",
     "SuperAdam",
+    "Training",
+    "compare",
     "load",
     "metrics",
     "schedules",
+    "start",
     "train",
 ]
 
@@ -114,7 +119,8 @@ _HOMES = {
     "objectives.function": ["Function"],
     "objectives.module": ["Model"],
     "privacy.options": ["Privacy"],
-    "training.api": ["Result", "train"],
+    "experiments.api": ["Result", "Training", "start", "train"],
+    "report.compare": ["Comparison", "compare"],
     "training.loop": ["Diverged", "Run"],
 }
 

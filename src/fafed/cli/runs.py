@@ -115,10 +115,10 @@ def _run(
 ) -> None:
     from functools import partial
 
-    from fafed.cli.progress import Display
     from fafed.core.records import Record
     from fafed.experiments.assemble import prepare
     from fafed.experiments.execute import execute
+    from fafed.experiments.progress import Display
     from fafed.experiments.trackers import open_tracker
 
     if place.finished() and not again:
@@ -172,9 +172,9 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Run algorithms x seeds, skip finished runs, and end with a table and a report."""
-    from fafed.cli.progress import Display
     from fafed.experiments.config import Experiment
     from fafed.experiments.grid import grid, run_all
+    from fafed.experiments.progress import Display
 
     need_report("fafed compare")
     found = Experiment.read(experiment, changes or ())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -233,7 +233,13 @@ def _own(experiment: Experiment, own: datasets.Own) -> Shards:
     )
     own_tests = tuple(map(chunks, tests))
     measured |= _sampled(experiment, source)
+    return counted(source, measured, own_tests)
+
+
+def counted(source: Examples | Lazy, measured: Parts, client_test: Sequence[Part] = ()) -> Shards:
+    """A user's own data. If the targets are class numbers, their counts are for the report."""
     labels = labels_of(source.pool) if isinstance(source, Examples) else None
+    own = tuple(client_test)
     if (
         labels is None
         or labels.is_floating_point()
@@ -241,11 +247,10 @@ def _own(experiment: Experiment, own: datasets.Own) -> Shards:
         or not len(labels)
         or int(labels.min()) < 0
     ):
-        return Shards(source, measured, None, None, False, own_tests)
+        return Shards(source, measured, None, None, False, own)
     classes = int(labels.max()) + 1
-    counts = datasets.counts(labels.numpy(), source.parts, classes).tolist()
-    names = [str(i) for i in range(classes)]
-    return Shards(source, measured, counts, names, False, own_tests)
+    counts = datasets.counts(labels.cpu().numpy(), source.parts, classes).tolist()
+    return Shards(source, measured, counts, [str(i) for i in range(classes)], False, own)
 
 
 def held_out(n: int, share: float, seed: int) -> tuple[Indices, Indices]:

@@ -83,9 +83,12 @@ class Saver:
         """The round of the newest checkpoint."""
         return round_of(self.newest) if self.newest else 0
 
-    def save(self, run: Run, records: int, *, last: bool) -> None:
+    def save(
+        self, run: Run, records: int, *, last: bool, chosen: Mapping[str, Tensor] | None = None
+    ) -> None:
         """Write the state after the last finished round. `records` is the file descriptor of the
-        records. The checkpoint depends on them, so they reach the disk first."""
+        records. The checkpoint depends on them, so they reach the disk first. `chosen`: the model
+        of an earlier round that the run would return (`fafed.training.output`)."""
         sync = last or not self.safe or time.monotonic() - self.synced >= self.lag
         if sync:
             try:
@@ -97,7 +100,7 @@ class Saver:
                     "Free some space and resume; the checkpoints are untouched"
                 ) from cause
         keep = None if sync else self.safe
-        self.newest = save(run, self.folder, self.digest, sync=sync, keep=keep)
+        self.newest = save(run, self.folder, self.digest, sync=sync, keep=keep, chosen=chosen)
         if sync:
             self.safe, self.synced = self.newest, time.monotonic()
 
@@ -118,7 +121,13 @@ class Saver:
 
 
 def save(
-    run: Run, folder: Path, digest: str, *, sync: bool = True, keep: Path | None = None
+    run: Run,
+    folder: Path,
+    digest: str,
+    *,
+    sync: bool = True,
+    keep: Path | None = None,
+    chosen: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Write the state after the last finished round. Delete older files, except `keep` and the
     newest `KEPT`, this one included."""
@@ -128,6 +137,7 @@ def save(
     present = [i for i, client in enumerate(clients) if client is not None]
     for i in present:
         tensors |= tree.flatten(clients[i], f"client.{i}")
+    tensors |= chosen or {}
     same = repeated(tensors)
     tensors = {
         name: leaf.detach().contiguous().cpu() for name, leaf in tensors.items() if name not in same
@@ -202,8 +212,9 @@ def digests_of(experiment: Experiment, path: Path) -> tuple[str, ...]:
     return experiment.digest, experiment.fingerprint, then.fingerprint
 
 
-def load(run: Run, path: Path, *digests: str) -> None:
-    """Put the run into the state of this checkpoint."""
+def load(run: Run, path: Path, *digests: str) -> dict[str, Tensor]:
+    """Put the run into the state of this checkpoint. Return the model of an earlier round that it
+    keeps, if there is one."""
     engine = run.engine
     tensors, header = verify(path, *digests), _header(path)
     device = run.state.shared.x.device
@@ -231,6 +242,7 @@ def load(run: Run, path: Path, *digests: str) -> None:
     run.state = State(
         shared, buffers, header["round"], tuple(header["members"]), Totals(*header["totals"])
     )
+    return {name: leaf for name, leaf in tensors.items() if name.startswith("chosen.")}
 
 
 def share(run: Run) -> None:

@@ -110,6 +110,13 @@ class Experiment(Part):
     algorithm: Named
     settings: dict[str, dict[str, Any]] = {}  # algorithm -> hyper-parameters, for `compare`
     search: dict[str, dict[str, list[Any]]] = {}  # algorithm -> grid, for `tune`
+    python: dict[str, Any] = {}  # of a run that Python code began: see `python_run`
+
+    @model_validator(mode="after")
+    def _python_is_the_models(self) -> Experiment:
+        if self.python and not self.model.name.startswith("python:"):  # silos never allow such one
+            raise ValueError("only a run that Python code began has a table [python]")
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -161,7 +168,7 @@ class Experiment(Part):
         number of rounds is not part of it: more rounds do not change earlier ones. (They do if a
         schedule falls over the whole run. Then it is.) "v2" is the version of this rule."""
         rounds = self.rounds if self.over_all_rounds else None
-        return f"v2-{_hash(self._decisive() | {'rounds': rounds})}"
+        return f"v2-{_hash(self.decisive() | {'rounds': rounds})}"
 
     @property
     def over_all_rounds(self) -> list[str]:
@@ -180,9 +187,10 @@ class Experiment(Part):
         """The same with the number of rounds. It is part of the run's name. It must never change
         for an experiment, or its run would not be found again. Old checkpoints carry it instead of
         `digest`."""
-        return _hash(self._decisive())
+        return _hash(self.decisive())
 
-    def _decisive(self) -> dict[str, Json]:
+    def decisive(self) -> dict[str, Json]:
+        """Everything that decides the numbers."""
         content = self.to_dict()
         for key in ("name", "settings", "search", "checkpoint_every"):
             content.pop(key, None)
@@ -220,6 +228,8 @@ class Experiment(Part):
         from fafed.algorithms import ALGORITHMS
         from fafed.data import DATASETS, partition
 
+        if self.python:  # the code has made the objects that the names stand for
+            return
         for section, table in (("settings", self.settings), ("search", self.search)):
             for name in table:
                 if ":" not in name and name not in ALGORITHMS:

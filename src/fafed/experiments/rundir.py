@@ -123,9 +123,35 @@ class RunDir:
 
     def _cure(self) -> str:
         return (
-            f"`fafed resume {self.path}` goes on from a checkpoint if one fits; else restore the "
-            "file from a backup, or start again with --again, which moves what is there aside"
+            f"{self.resuming} goes on from a checkpoint if one fits; else restore the file from a "
+            f"backup. To start again with round 1: {self.starting_again}"
         )
+
+    @property
+    def resuming(self) -> str:
+        """What resumes the run, for messages."""
+        return "running its script again" if self._by_python else f"`fafed resume {self.path}`"
+
+    @property
+    def starting_again(self) -> str:
+        """What starts the run with round 1, for messages."""
+        if self._by_python:
+            return "move the folder away and run its script again"
+        return f"`fafed resume {self.path} --again`, which moves what is there aside"
+
+    @property
+    def _by_python(self) -> bool:
+        try:
+            return bool(self.experiment().python)
+        except FafedError:
+            return False
+
+    def stamp(self) -> tuple[object, ...]:
+        """Changes if another process has gone on with the run."""
+        newest = max(self.checkpoints.glob("round-*.safetensors"), default=None)
+        seen = newest.stat() if newest else None
+        size = self._records.stat().st_size if self._records.is_file() else 0
+        return newest, seen and (seen.st_mtime_ns, seen.st_ino), size
 
     def failure(self) -> str | None:
         """The error that ended the run, if it diverged."""
@@ -138,8 +164,7 @@ class RunDir:
         if environment.get("digest") not in (None, experiment.digest):
             raise Damaged(
                 f"{self.path / 'experiment.toml'} is not the one that the records were made with: "
-                "set it back to that, or start again with "
-                f"`fafed resume {self.path} --again`, which moves the records aside"
+                f"set it back to that. To start again with round 1: {self.starting_again}"
             )
         clients = self.json("clients.json")
         return RunData(
@@ -174,7 +199,7 @@ class RunDir:
         try:
             return files.unsealed(json.loads(path.read_bytes())) if path.is_file() else {}
         except (OSError, ValueError, RecursionError) as cause:
-            again = f"delete it: `fafed resume {self.path}` writes it again"
+            again = f"delete it: {self.resuming} writes it again"
             raise Damaged(
                 f"{path} is damaged: {cause}. Restore it from a backup, or {cure or again}"
             ) from cause

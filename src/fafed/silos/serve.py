@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fafed import data as datasets
+from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.records import Record
 from fafed.errors import ConfigError
 from fafed.experiments import assemble
@@ -28,8 +29,7 @@ from fafed.silos.remote_engine import NAME as ENGINE_NAME
 from fafed.silos.remote_engine import Silos
 from fafed.silos.server import FederationConfig, Mailbox, TooFew, Transport, log
 from fafed.silos.site import check_server
-from fafed.training.build import weights_of
-from fafed.training.cohort import Cohort
+from fafed.training.build import build, weights_of
 from fafed.training.evaluation import Parts, chunks, evaluator
 from fafed.training.loop import Measure, Run
 
@@ -76,39 +76,40 @@ def serve(
         shards = _measured(experiment, measure)
         goal = assemble.model(experiment, text=shards.text)
         memory.park(goal, place.path)
-        algorithm = experiment.bound_algorithm(known["epoch_steps"], goal.shapes)
         metrics = assemble.chosen(experiment, text=shards.text)
         found = evaluator(goal, shards.measured, metrics, threads=experiment.threads)
-        silos = Silos(
-            algorithm,
-            goal,
-            mailbox,
-            run=known["run"],
-            weights=weights_of(experiment.weights, known["examples"]),
-            steps=experiment.local_steps,
-            units=known["units"],
-            epoch_steps=known["epoch_steps"],
-            bounds=bounds,
-            sends=known.get("sends", ()),
-        )
+
+        def silos(algorithm: AnyAlgorithm) -> Silos:
+            return Silos(
+                algorithm,
+                goal,
+                mailbox,
+                run=known["run"],
+                weights=weights_of(experiment.weights, known["examples"]),
+                steps=experiment.local_steps,
+                units=known["units"],
+                epoch_steps=known["epoch_steps"],
+                bounds=bounds,
+                sends=known.get("sends", ()),
+            )
+
         tried = _tried(found, goal, shards.measured, measure)
-        run = Run(
-            algorithm,
-            silos,
-            goal.x0,
-            goal.start().buffers,
+        run = build(
+            experiment.algorithm_object(known["epoch_steps"]),
+            goal,
+            None,
             rounds=experiment.rounds,
             local_steps=experiment.local_steps,
-            cohort=Cohort(
-                len(federation.silos),
-                participation=experiment.participation,
-                failure=experiment.failure,
-                seed=experiment.seed,
-            ),
-            measure=_with_silos(tried, silos) if silos.sends else tried,
+            seed=experiment.seed,
+            engine=silos,
+            participation=experiment.participation,
+            failure=experiment.failure,
+            measure=tried,
             measure_every=experiment.eval_every,
             check_state=True,
         )
+        if known.get("sends"):
+            run.measure = _with_silos(tried, cast(Silos, run.engine))
         begun.append((known["run"], run))
         return Prepared(run, goal, shards)
 
