@@ -10,17 +10,25 @@ if TYPE_CHECKING:
         FAFED,
         PRSGDM,
         SCAFFOLD,
+        SCAFFOLDM,
         SPIDER,
         STEM,
         STORM,
         Adam,
         AMSGrad,
+        DiLoCo,
         FedAdagrad,
         FedAdam,
+        FedAdamW,
         FedAMS,
         FedAvg,
         FedCAMS,
+        FedCM,
+        FedDyn,
+        FedExP,
         FedGLOMO,
+        FedLADA,
+        FedMuon,
         FedPD,
         FedProx,
         FedYogi,
@@ -35,9 +43,11 @@ if TYPE_CHECKING:
     from fafed.core.algorithm import Algorithm
     from fafed.core.records import History, Record
     from fafed.errors import ConfigError, DataError, FafedError
+    from fafed.experiments.model_file import load
     from fafed.objectives import metrics
     from fafed.objectives.function import Function
     from fafed.objectives.module import Model
+    from fafed.privacy.options import Privacy
     from fafed.training.api import Result, train
     from fafed.training.loop import Diverged, Run
 
@@ -49,6 +59,7 @@ __all__ = [
     "FAFED",
     "PRSGDM",
     "SCAFFOLD",
+    "SCAFFOLDM",
     "SPIDER",
     "STEM",
     "STORM",
@@ -57,14 +68,21 @@ __all__ = [
     "Algorithm",
     "ConfigError",
     "DataError",
+    "DiLoCo",
     "Diverged",
     "FafedError",
     "FedAMS",
     "FedAdagrad",
     "FedAdam",
+    "FedAdamW",
     "FedAvg",
     "FedCAMS",
+    "FedCM",
+    "FedDyn",
+    "FedExP",
     "FedGLOMO",
+    "FedLADA",
+    "FedMuon",
     "FedPD",
     "FedProx",
     "FedYogi",
@@ -76,10 +94,12 @@ __all__ = [
     "MimeLite",
     "Model",
     "NaiveAdaptiveFedAvg",
+    "Privacy",
     "Record",
     "Result",
     "Run",
     "SuperAdam",
+    "load",
     "metrics",
     "schedules",
     "train",
@@ -90,8 +110,10 @@ _HOMES = {
     "core.algorithm": ["Algorithm"],
     "core.records": ["History", "Record"],
     "errors": ["ConfigError", "DataError", "FafedError"],
+    "experiments.model_file": ["load"],
     "objectives.function": ["Function"],
     "objectives.module": ["Model"],
+    "privacy.options": ["Privacy"],
     "training.api": ["Result", "train"],
     "training.loop": ["Diverged", "Run"],
 }

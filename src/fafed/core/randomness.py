@@ -100,9 +100,9 @@ def _mix_torch(z: Tensor) -> Tensor:
     return z ^ _shifted(z, 31)
 
 
-def uniform_at(key: int, places: Tensor) -> Tensor:
+def uniform_at(key: Tensor, places: Tensor) -> Tensor:
     """A number in [0, 1) for each place: a function of the key and the place alone."""
-    mixed = _mix_torch(_mix_torch(places) ^ _signed(key))
+    mixed = _mix_torch(_mix_torch(places) ^ key)
     return _shifted(mixed, 11).to(torch.float64) * 2.0**-53
 
 

@@ -17,19 +17,21 @@ def held_out_of_each(
 ) -> tuple[list[Indices], list[Indices]]:
     """The rows that each client trains on, and those that are held out. Which ones depends on the
     seed and the client. At least one row is held out, and at least one stays."""
-    kept, held = [], []
-    for client, rows in enumerate(parts):
-        n = len(rows)
-        if n < 2:
-            raise DataError(
-                f"client {client} has {n} example: client_test = {share} cannot hold one out and "
-                "leave one to train on; give it more, or leave it out"
-            )
-        order = randomness.permutations(randomness.keys("client test", seed, client), n)
-        count = min(n - 1, max(1, int(share * n)))
-        kept.append(np.sort(rows[order[count:]]))
-        held.append(np.sort(rows[order[:count]]))
-    return kept, held
+    pairs = [held_out_of(rows, share, seed, client) for client, rows in enumerate(parts)]
+    return [kept for kept, _ in pairs], [held for _, held in pairs]
+
+
+def held_out_of(rows: Indices, share: float, seed: int, client: int) -> tuple[Indices, Indices]:
+    """The same for one client."""
+    n = len(rows)
+    if n < 2:
+        raise DataError(
+            f"client {client} has {n} example: client_test = {share} cannot hold one out and "
+            "leave one to train on; give it more, or leave it out"
+        )
+    order = randomness.permutations(randomness.keys("client test", seed, client), n)
+    count = min(n - 1, max(1, int(share * n)))
+    return np.sort(rows[order[count:]]), np.sort(rows[order[:count]])
 
 
 def without_client_test(

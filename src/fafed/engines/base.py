@@ -114,6 +114,10 @@ class StateLost(FafedError):
         self.clients = tuple(clients)
 
 
+class NobodyAnswered(FafedError):
+    """Too few clients have answered. The round counts as one in which nobody did."""
+
+
 class Reply(NamedTuple):
     """What came back from one exchange."""
 

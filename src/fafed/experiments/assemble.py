@@ -31,7 +31,7 @@ from fafed.objectives.batches import MODEL
 from fafed.objectives.metrics import METRICS
 from fafed.objectives.module import Model
 from fafed.training.build import build
-from fafed.training.evaluation import Part, Parts, chunked, evaluator
+from fafed.training.evaluation import Part, Parts, chunked, evaluator, personal
 from fafed.training.loop import Run
 
 T = TypeVar("T")
@@ -75,16 +75,27 @@ def prepare(
     device = ranks.device(experiment.device) if ranks else experiment.device
     goal = model(experiment, text=shards.text, device=device)
     leads = ranks is None or ranks.rank == 0
+    algorithm = experiment.algorithm_object(shards.source.epoch_steps)
     measure = evaluator(
         goal,
         shards.measured if leads else {},
         chosen(experiment, text=shards.text),
         clients=shards.client_test if leads else (),
+        personal=personal(
+            algorithm,
+            shards.source,
+            shards.client_test,
+            experiment.personalise,
+            experiment.personalise_eta,
+            experiment.seed,
+            rounds=experiment.rounds,
+            local_steps=experiment.local_steps,
+        ),
         workers=workers,
         threads=threads,
     )
     run = build(
-        experiment.algorithm_object(shards.source.epoch_steps),
+        algorithm,
         goal,
         shards.source,
         rounds=experiment.rounds,
@@ -99,6 +110,7 @@ def prepare(
         workers=workers,
         threads=threads,
         ranks=ranks,
+        baseline=experiment.baseline,
     )
     if measure is not None:
         if not shards.text:
@@ -130,6 +142,7 @@ def model(experiment: Experiment, *, text: bool, device: str | None = None) -> M
         _loss(experiment.loss, text),
         clip=experiment.clip,
         weight_decay=experiment.weight_decay,
+        sam=experiment.sam,
         device=device or experiment.device,
     )
 

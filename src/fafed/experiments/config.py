@@ -93,14 +93,18 @@ class Experiment(Part):
     device: str = "cpu"
     eval_every: int = Field(default=1, ge=1)
     eval_batch_size: int | None = Field(default=None, ge=1)  # examples in a forward pass; 1000
+    personalise: int = Field(default=0, ge=0)  # evaluate clients after so many steps of their own
+    personalise_eta: float | None = Field(default=None, gt=0)  # of these; the algorithm's eta
     checkpoint_every: int = Field(default=1, ge=1)
     weights: Literal["uniform", "examples"] | list[float] = "uniform"
     participation: float | list[list[int]] = 1.0
     failure: float = Field(default=0.0, ge=0, lt=1)
     clip: float | None = Field(default=None, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
+    sam: float = Field(default=0.0, ge=0)  # the radius of sharpness-aware gradients
     loss: str = "auto"  # cross_entropy, mse, or "module:function"
     metrics: list[str] = ["accuracy"]  # of `fafed.metrics`, or "module:name"
+    baseline: Literal["local", "pooled"] | None = None  # to compare with: docs/evaluation.md
     data: Data
     model: Named
     algorithm: Named

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # these imports load torch
     from fafed.engines.ranks import Ranks
     from fafed.experiments.assemble import Prepared
     from fafed.experiments.checkpoint import Saver
+    from fafed.experiments.model_keeper import ModelKeeper
     from fafed.files import Json
     from fafed.training.loop import Run
 
@@ -47,6 +48,7 @@ def execute(
     and begins with round 1. `prepare` makes the run; None: in simulation.
     """
     from fafed.experiments import assemble, checkpoint
+    from fafed.experiments.model_keeper import ModelKeeper
 
     malloc.keep_freed_memory()
     with place.locked(), Stopping() as stopping:
@@ -76,7 +78,9 @@ def execute(
             files.sync_path(place.path)
             pace = checkpoint.LAG if lag is None else lag
             saver = checkpoint.Saver(place.checkpoints, experiment.digest, pace)
-            _go_on(run, experiment, place, descriptor, saver, stopping, on_record)
+            before = start.lines.records[: run.state.round]
+            keeper = ModelKeeper(place, experiment.digest, prepared.objective, before, saver)
+            _go_on(run, experiment, place, descriptor, saver, keeper, stopping, on_record)
         finally:
             os.close(descriptor)
 
@@ -87,6 +91,7 @@ def _go_on(
     place: RunDir,
     descriptor: int,
     saver: Saver,
+    keeper: ModelKeeper,
     stopping: Stopping,
     on_record: OnRecord | None,
 ) -> None:
@@ -99,9 +104,10 @@ def _go_on(
             stopping.saving = True
             _append(descriptor, place, to_line(record))
             written = record.round
-            leave = agreed(run, stopping)
+            leave, last = agreed(run, stopping), record.round == experiment.rounds
+            keeper.after_round(run.state, record, last=last)
             if leave or due(record, experiment):
-                saver.save(run, descriptor, last=leave or record.round == experiment.rounds)
+                saver.save(run, descriptor, last=leave or last)
             stopping.saving = False
             if on_record:
                 on_record(record)
@@ -176,9 +182,7 @@ def _start(place: RunDir, experiment: Experiment) -> _Start:
     causes = []
     for path in there:
         round = checkpoint.round_of(path)
-        # old checkpoints have the fingerprint, which includes the number of rounds, not the digest
-        earlier = (experiment.fingerprint, experiment.changed(rounds=max(1, round)).fingerprint)
-        digests = (experiment.digest, *earlier)
+        digests = checkpoint.digests_of(experiment, path)
         try:
             checkpoint.verify(path, *digests)
         except checkpoint.CheckpointError as error:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from fafed.core import randomness
 from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.records import History
+from fafed.core.schedules import Rate
 from fafed.data.checks import check_measured
 from fafed.data.loading import open_data, steps_of_round
 from fafed.data.sources.examples import BatchSize
@@ -21,9 +22,10 @@ from fafed.data.sources.reader import Loading
 from fafed.errors import ConfigError
 from fafed.objectives import module as objectives
 from fafed.objectives.base import Loss, Metric
+from fafed.privacy.options import Privacy
 from fafed.training.build import build
 from fafed.training.cohort import Participation
-from fafed.training.evaluation import chunked, evaluator
+from fafed.training.evaluation import chunked, evaluator, personal
 from fafed.training.loop import Diverged
 
 
@@ -50,6 +52,8 @@ def train(
     test: object = None,
     validation: object = None,
     client_test: float | Sequence[object] | None = None,
+    personalise: int = 0,
+    personalise_eta: Rate | None = None,
     metrics: Mapping[str, Metric] | None = None,
     output: str = "last",
     seed: int = 0,
@@ -60,8 +64,10 @@ def train(
     opening_batch_size: BatchSize | None = None,
     clip: float | None = None,
     weight_decay: float = 0.0,
+    sam: float = 0.0,
     eval_every: int = 1,
     eval_batch_size: int | None = None,
+    baseline: str | None = None,
     device: torch.device | str | None = None,
     workers: int | None = None,
     threads: int = 1,
@@ -70,6 +76,7 @@ def train(
     data_processes: bool = False,
     cache: int | str | None = None,
     data_device: torch.device | str | None = None,
+    privacy: Privacy | None = None,
 ) -> Result:
     """Train `model` over `clients` with `algorithm`, and return the trained copy.
 
@@ -85,6 +92,8 @@ def train(
         `help("fafed.metrics")`.
     client_test: test data of each client: a list, or a share of each client's data that is held
         out, such as 0.2. Records then have `clients_test`: mean, spread and worst over the clients.
+    personalise: also measure each client on its test data after so many SGD steps of its own from
+        the server's model, with the step size `personalise_eta` (None: the algorithm's eta).
     eval_batch_size: examples in one forward pass of an evaluation: 1000, or 50 for mappings and
         for a Dataset that is read batch by batch.
     local_steps: the number of local steps in a round. The default is 10.
@@ -99,6 +108,10 @@ def train(
     opening_batch_size: the batch size of the first estimate (FAFED, STEM). The default is
         local_steps * batch_size.
     clip: the bound on the norm of each gradient. weight_decay: the multiple of x added to it.
+    sam: above 0, gradients are sharpness-aware with this radius, at twice the cost: FedAvg is then
+        FedSAM, FedCM MoFedSAM, and SCAFFOLD FedGamma.
+    baseline: "local" (every client trains alone) or "pooled" (one client has all data), to compare
+        with: see `help("fafed.training.baselines")`.
     workers: the number of threads for clients and for evaluation; None: one per core. No digit
         depends on it.
     threads: the number of torch threads in each worker. The last digits may depend on it.
@@ -107,6 +120,7 @@ def train(
         batch is read when it is needed. No digit depends on it.
     cache: bytes for items of a Dataset, such as "1GB". Only for items that are always the same.
     data_device: where tensors are held. None: on the model's device up to 1 GiB, else on the CPU.
+    privacy: `fafed.Privacy(...)`; see `help(fafed.Privacy)`.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model must be an nn.Module, got {type(model).__name__}")
@@ -126,12 +140,24 @@ def train(
     steps = steps_of_round(local_steps, local_epochs, batch_size, source.examples)
     if opening_batch_size is None and isinstance(batch_size, int) and isinstance(steps, int):
         source.anchor_size = batch_size * steps
-    objective = objectives.Model(model, loss, clip=clip, weight_decay=weight_decay, device=device)
+    objective = objectives.Model(
+        model, loss, clip=clip, weight_decay=weight_decay, sam=sam, device=device
+    )
     measure = evaluator(
         objective,
         {part: chunked(data, eval_batch_size) for part, data in held_out.items()},
         metrics or {},
         clients=[chunked(data, eval_batch_size) for data in own_tests],
+        personal=personal(
+            algorithm,
+            source,
+            own_tests,
+            personalise,
+            personalise_eta,
+            seed,
+            rounds=rounds,
+            local_steps=steps,
+        ),
         workers=workers,
         threads=threads,
     )
@@ -150,6 +176,8 @@ def train(
         measure_every=eval_every,
         workers=workers,
         threads=threads,
+        privacy=privacy,
+        baseline=baseline,
     )
     if measure is not None:
         check_measured(measure.all_parts(), objective.classes, source, objective.averaged.ignored)

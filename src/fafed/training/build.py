@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from fafed.core.algorithm import Algorithm, AnyAlgorithm
 from fafed.data.checks import check_labels, check_numbers, check_sizes
-from fafed.data.sources.examples import Source
+from fafed.data.sources.examples import Shuffled, Source
 from fafed.engines.distributed import Distributed
 from fafed.engines.ranks import Ranks
 from fafed.engines.simulation import Simulation
 from fafed.errors import ConfigError
 from fafed.objectives import module as objectives
 from fafed.objectives.function import Function
+from fafed.privacy.options import LEAST_SILOS, Privacy, quorum
+from fafed.training.baselines import Alone, check_baseline, pooled
 from fafed.training.cohort import Cohort, Participation
 from fafed.training.loop import Run, check_lengths
 
@@ -35,9 +38,11 @@ def build(
     workers: int | None = None,
     threads: int = 1,
     ranks: Ranks | None = None,
+    privacy: Privacy | None = None,
+    baseline: str | None = None,
 ) -> Run:
     """A run in simulation or on several ranks. Everything is checked here: what cannot work is
-    refused now, not in round 300."""
+    refused now, not in round 300. `baseline`: see `fafed.training.baselines`."""
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(
             f"algorithm must be an object such as fafed.FAFED(eta=0.01), got {algorithm!r}"
@@ -51,9 +56,45 @@ def build(
         clients, ignored = range(len(source.examples)), objective.averaged.ignored
         check_labels(source, clients, objective.classes, ignored)
     check_lengths(rounds, local_steps)
-    algorithm = algorithm.bind_model(objective.shapes).bind_run(rounds, local_steps)
+    privacy = privacy or Privacy()
+    options = {"quorum": quorum} if privacy.secure else {}
     population = len(source.examples)
-    cohort = Cohort(population, participation=participation, failure=failure, seed=seed)
+    cohort = Cohort(population, participation=participation, failure=failure, seed=seed, **options)
+    check_baseline(baseline, source)
+    if baseline is not None:
+        assert isinstance(source, Shuffled)
+        if ranks is not None and baseline == "local":
+            raise ConfigError("baseline='local' runs in one process: leave out torchrun")
+        alone = partial(
+            build,
+            algorithm,
+            objective,
+            rounds=rounds,
+            seed=seed,
+            engine=engine,
+            threads=threads,
+        )
+        if baseline == "pooled":
+            one, steps = pooled(source, local_steps, len(cohort.invited(1)))
+            return alone(
+                one,
+                local_steps=steps,
+                measure=measure,
+                measure_every=measure_every,
+                workers=workers,
+                ranks=ranks,
+            )
+        return Alone(
+            source,
+            partial(alone, local_steps=local_steps, workers=1),
+            measure=measure,
+            measure_every=measure_every,
+            workers=workers,
+            threads=threads,
+        )
+    algorithm = algorithm.bind_model(objective.shapes).bind_run(rounds, local_steps)
+    if privacy.secure:
+        check_secure(cohort)
     simulation = Simulation(
         algorithm,
         objective,
@@ -63,6 +104,8 @@ def build(
         engine=engine,
         workers=workers,
         threads=threads,
+        encoding=privacy.encoding() if privacy.secure else None,
+        seed=seed,
     )
     return Run(
         algorithm,
@@ -75,6 +118,17 @@ def build(
         measure=measure,
         measure_every=measure_every,
     )
+
+
+def check_secure(cohort: Cohort) -> None:
+    """Refuse rounds with fewer clients than a secure sum needs."""
+    schedule = cohort.participation
+    for round in range(1, 1 + (len(schedule) if isinstance(schedule, Sequence) else 1)):
+        if len(cohort.invited(round)) < LEAST_SILOS:
+            raise ConfigError(
+                f"privacy.secure: a secure sum needs at least {LEAST_SILOS} clients, round {round} "
+                f"has {len(cohort.invited(round))}: use more clients, or a higher participation"
+            )
 
 
 def weights_of(weights: str | Sequence[float], examples: Sequence[int]) -> list[float]:

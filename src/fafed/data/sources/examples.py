@@ -8,11 +8,12 @@ them within a batch.
 
 from __future__ import annotations
 
+import copy
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -53,6 +54,7 @@ class Source(ABC):
 
     examples: tuple[int, ...]  # per client
     loop_only: str | None = None  # why no back end but the loop can use it; None: others may
+    seed: int
 
     @property
     @abstractmethod
@@ -90,6 +92,12 @@ class Source(ABC):
     def batches(self, draws: Draws) -> ClientBatches:
         """The batches of one client. A source may read ahead."""
         return ClientBatches(self.gather, draws)
+
+    def with_seed(self, seed: int) -> Source:
+        """The same data with other draws."""
+        other = copy.copy(self)
+        other.seed = seed
+        return other
 
     @abstractmethod
     def to(self, device: torch.device, dtype: torch.dtype) -> Source:
@@ -190,6 +198,13 @@ class Shuffled(Source):
             "anchor_size": self.anchor_size,
             "seed": self.seed,
         }
+
+    @abstractmethod
+    def with_parts(self, parts: Sequence[Indices], **sizes: Any) -> Self:
+        """The same data with other rows for each client, and other sizes or another seed."""
+
+    def with_seed(self, seed: int) -> Self:
+        return self.with_parts(self.parts, seed=seed)
 
     @property
     def units(self) -> int | None:
@@ -324,9 +339,9 @@ class Examples(Shuffled):
         inputs, *rest = self.pool
         return Picked(drawn.rows, inputs), *(self._rows(leaf, drawn.rows) for leaf in rest)
 
-    def with_parts(self, parts: Sequence[Indices]) -> Examples:
-        """The same data with other rows for each client."""
-        found = Examples(self.pool, parts, data_device=self.data_device, **self.sizes)
+    def with_parts(self, parts: Sequence[Indices], **sizes: Any) -> Self:
+        options = self.sizes | sizes
+        found = type(self)(self.pool, parts, data_device=self.data_device, **options)
         found.close_readers = self.close_readers
         return found
 

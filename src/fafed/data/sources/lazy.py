@@ -9,7 +9,7 @@ so has every number of workers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -50,9 +50,8 @@ class Lazy(Shuffled):
         self.lengths = tuple(lengths)
         self.target: tuple[torch.device, torch.dtype] | None = None  # of the batches
 
-    def with_parts(self, parts: Sequence[Indices]) -> Lazy:
-        """The same data with other rows for each client."""
-        return Lazy(self.reader, self.lengths, parts, **self.sizes)
+    def with_parts(self, parts: Sequence[Indices], **sizes: Any) -> Self:
+        return type(self)(self.reader, self.lengths, parts, **self.sizes | sizes)
 
     def stackable(self, kinds: Sequence[Draw]) -> bool:
         return False

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from fafed.core import tree
 from fafed.core.algorithm import Exchange, HasX
 from fafed.engines.backends.base import Backend, Found
 from fafed.engines.client import Oracle, check, visit
+from fafed.engines.encoded import Answers, EncodedMean
 from fafed.engines.states import ClientStates, Row
 from fafed.objectives.base import Memory
 
@@ -30,6 +32,7 @@ class Loop(Backend):
         group: Sequence[int],
         step: int,
         states: ClientStates,
+        encoded: EncodedMean | None = None,
     ) -> Found:
         (client,) = group
         _, objective, source, weights, steps = self.task
@@ -38,9 +41,13 @@ class Loop(Backend):
         oracle = Oracle(objective, Memory(buffers, state.hidden))
         found = visit(oracle, exchange, down, state.local, batches)
         check(client, found.loss, found.message)
+        if encoded is not None:
+            one = tree.map(lambda leaf: leaf[None], (found.message, found.buffers))
+            facts = found.loss[None], found.has_loss[None], found.evaluations, found.samples
+            encoded.answer(Answers(group, one, *facts))
         return Found(
             {client: Row(found.state)},
-            None,
+            encoded,
             (found.message, found.buffers),
             weights[client] * float(found.loss),
             found.evaluations,

@@ -19,6 +19,7 @@ from fafed.data.sources.examples import ClientBatches, Drawn, Draws
 from fafed.engines.backends.base import Backend, CannotRun, Differs, Found
 from fafed.engines.base import ClientState, Sent
 from fafed.engines.client import Oracle, check, visit
+from fafed.engines.encoded import Answers, EncodedMean
 from fafed.engines.mean import Mean
 from fafed.engines.states import ClientStates, Row
 from fafed.objectives import agreement
@@ -102,6 +103,7 @@ class Vmap(Backend):
         group: Sequence[int],
         step: int,
         states: ClientStates,
+        encoded: EncodedMean | None = None,
     ) -> Found:
         _, objective, source, all_weights, steps = self.task
         gather = self.gather()
@@ -119,12 +121,17 @@ class Vmap(Backend):
         own = tree.map(lambda leaf: leaf.expand(len(group), *leaf.shape).clone(), buffers)
         stacked, message, own, losses, has_loss = torch.func.vmap(one)(stacked, draws, own)
         weights = losses.new_tensor([all_weights[c] for c in group], dtype=torch.float64)
-        mean = Mean[Sent]()
-        mean.add_stacked((message, own), weights)
-        if not (torch.isfinite(losses).all() and tree.finite(mean.total)):
+        ((evaluations, samples),) = count
+        mean = Mean[Sent]() if encoded is None else encoded
+        if encoded is None:
+            mean.add_stacked((message, own), weights)
+        numbers = mean.total if encoded is None else message
+        if not (torch.isfinite(losses).all() and tree.finite(numbers)):
             for row, client in enumerate(group):  # a sum may overflow, so look at each client
                 check(client, losses[row], tree.take(message, row))
-        ((evaluations, samples),) = count
+        if encoded is not None:
+            facts = losses, has_loss, evaluations, samples
+            encoded.answer(Answers(group, (message, own), *facts))
         return Found(
             {client: Row(stacked, row) for row, client in enumerate(group)},
             mean,
