@@ -9,7 +9,8 @@ from transcriptions.fedavg import fedavg
 from transcriptions.fedcm import fedcm as transcribed
 from two_quadratics import limit
 
-from fafed import ConfigError, FedCM
+from fafed import ALGORITHMS, ConfigError, FedCM
+from fafed.core import tree
 from fafed.core.schedules import Power
 
 N, Q, R = 4, 3, 6
@@ -35,6 +36,19 @@ def test_changing_steps_divide_by_their_sum():
     log = transcribed(p.x0, p.g, UNIFORM, Q, R, lambda t: eta(torch.tensor(t)), 0.2)
     for wire in ("compact", "full"):
         close(p.xs(FedCM(eta, 0.2, wire=wire), Q, R), torch.stack([x for x, _ in log]))
+
+
+@pytest.mark.parametrize("name", ["fedcm", "scaffoldm", "fedadamw", "fedlada", "fedmuon", "diloco"])
+def test_states_keep_their_types(name):
+    """A schedule is in float64, the model in float32."""
+    p, algorithm = Problem(N), ALGORITHMS[name](eta=Power(0.1))
+    p.x0, p.pool = p.x0.float(), tuple(part.float() for part in p.pool)
+    for engine in ("loop", "vmap"):
+        run = p.run(algorithm, Q, 2, engine=engine)
+        first = [leaf.dtype for leaf in tree.leaves((run.state.shared, algorithm.join(p.x0)))]
+        list(run)
+        after = (run.state.shared, run.engine.states[0].local)
+        assert [leaf.dtype for leaf in tree.leaves(after)] == first
 
 
 def test_absent_clients_and_weights():

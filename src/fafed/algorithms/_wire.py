@@ -54,7 +54,8 @@ class Seen(NamedTuple):
 
 def seen(x: Tensor, reach: float | Tensor, *, compact: bool) -> Seen:
     one = torch.ones((), dtype=x.dtype, device=x.device)
-    return Seen(x if compact else x[:0], one * reach)
+    # schedules are in float64: the state must keep its type
+    return Seen(x if compact else x[:0], (one * reach).to(x.dtype))
 
 
 def derived_direction(x: Tensor, seen: Seen) -> Tensor:

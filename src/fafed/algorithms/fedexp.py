@@ -64,6 +64,10 @@ class FedExP(Algorithm[Shared, Down, tuple[()], Message]):
         one = torch.ones((), dtype=x.dtype, device=x.device)
         return Shared(x, x if self.average else x[:0], counter(x), one)
 
+    @property
+    def squares(self) -> tuple[str, ...]:
+        return ("square",)
+
     def send(self, shared: Shared) -> Down:
         return Down(shared.last if self.average else shared.x, shared.t)
 
