@@ -344,7 +344,7 @@ class Training:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write the model's state_dict as a safetensors file (`fafed.experiments.model_file`)."""
+        """Write the model's state_dict as a file for `safetensors.torch.load_model`."""
         model_file.save(self.model, path)
 
     def __repr__(self) -> str:
