@@ -9,6 +9,7 @@ from fafed.algorithms.fafed import FAFED
 from fafed.algorithms.fedavg import FedAvg
 from fafed.algorithms.fedcams import FedCAMS
 from fafed.algorithms.fedglomo import FedGLOMO
+from fafed.algorithms.fedkron import FedKron
 from fafed.algorithms.fedopt import FedAdagrad, FedAdam, FedAMS, FedYogi
 from fafed.algorithms.fedpd import FedPD
 from fafed.algorithms.fedprox import FedProx
@@ -40,6 +41,7 @@ ALGORITHMS: dict[str, type[AnyAlgorithm]] = {
     "mimeadam": MimeAdam,
     "fedglomo": FedGLOMO,
     "domo": DOMO,
+    "fedkron": FedKron,
     "naive": NaiveAdaptiveFedAvg,
     # for one client
     "adam": Adam,
@@ -84,6 +86,7 @@ __all__ = [
     "FedAvg",
     "FedCAMS",
     "FedGLOMO",
+    "FedKron",
     "FedPD",
     "FedProx",
     "FedYogi",
