@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fafed.core.batch import Batch
+from fafed.core.batch import Batch, labels_of
 from fafed.data.sources.examples import Examples, Source
 from fafed.errors import DataError
 
@@ -21,7 +22,9 @@ def check_labels(
     clients whose labels are all ignored by the loss."""
     if not isinstance(source, Examples):
         return
-    labels = source.pool[-1]
+    labels = labels_of(source.pool)
+    if labels is None:
+        return
     none = torch.zeros_like(labels, dtype=torch.bool)
     wrong = none if classes is None else _wrong(labels, classes)
     left_out = none if ignored is None else labels == ignored
@@ -37,7 +40,7 @@ def check_labels(
 def check_measured(
     parts: Mapping[str, Callable[[], Iterable[Batch]]],
     classes: int | None,
-    clients: tuple[Tensor, ...],
+    clients: Any,
     ignored: int | None,
 ) -> None:
     """Refuse evaluation data that are not like the clients' data, or have wrong labels."""
@@ -46,14 +49,23 @@ def check_measured(
         if not found:
             raise DataError(f"{name}: it has no examples; leave it out, or give it some")
         _check_agrees(found[0], clients, name)
-        for *_, labels in found:
+        every = [own for own in map(labels_of, found) if own is not None]
+        for labels in every:
             if classes is not None and (wrong := _wrong(labels, classes)).any():
                 raise _label(name, int(labels[wrong][0]), classes)
-        if ignored is not None and all((labels == ignored).all() for *_, labels in found):
+        if every and ignored is not None and all((own == ignored).all() for own in every):
             raise _no_labels(name, ignored)
 
 
-def _check_agrees(data: tuple[Tensor, ...], clients: tuple[Tensor, ...], name: str) -> None:
+def _check_agrees(data: Any, clients: Any, name: str) -> None:
+    if isinstance(data, Mapping) or isinstance(clients, Mapping):
+        names, own_names = (sorted(d) if isinstance(d, Mapping) else [] for d in (data, clients))
+        if names != own_names:
+            raise DataError(
+                f"{name}: it has the names {names}, the clients' data {own_names}; "
+                "they need the same"
+            )
+        data, clients = ([d[n] for n in names] for d in (data, clients))
     for part, own in zip(data, clients, strict=False):
         if part.shape[1:] != own.shape[1:] or len(data) != len(clients):
             raise DataError(
