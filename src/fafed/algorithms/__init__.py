@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from fafed.algorithms.amsgrad import LocalAMSGrad
 from fafed.algorithms.central import SPIDER, STORM, Adam, AMSGrad, SuperAdam
+from fafed.algorithms.diloco import DiLoCo
 from fafed.algorithms.domo import DOMO
 from fafed.algorithms.fafed import FAFED
 from fafed.algorithms.fedavg import FedAvg
 from fafed.algorithms.fedcams import FedCAMS
+from fafed.algorithms.fedcm import FedCM
+from fafed.algorithms.feddyn import FedDyn
+from fafed.algorithms.fedexp import FedExP
 from fafed.algorithms.fedglomo import FedGLOMO
 from fafed.algorithms.fedkron import FedKron
 from fafed.algorithms.fedopt import FedAdagrad, FedAdam, FedAMS, FedYogi
@@ -17,6 +21,7 @@ from fafed.algorithms.mime import Mime, MimeAdam, MimeLite
 from fafed.algorithms.naive import NaiveAdaptiveFedAvg
 from fafed.algorithms.prsgdm import PRSGDM
 from fafed.algorithms.scaffold import SCAFFOLD
+from fafed.algorithms.scaffoldm import SCAFFOLDM
 from fafed.algorithms.stem import STEM
 from fafed.core import plugins
 from fafed.core.algorithm import Algorithm, AnyAlgorithm
@@ -30,6 +35,11 @@ ALGORITHMS: dict[str, type[AnyAlgorithm]] = {
     "fedprox": FedProx,
     "fedpd": FedPD,
     "scaffold": SCAFFOLD,
+    "fedcm": FedCM,
+    "scaffoldm": SCAFFOLDM,
+    "feddyn": FedDyn,
+    "fedexp": FedExP,
+    "diloco": DiLoCo,
     "fedadam": FedAdam,
     "fedyogi": FedYogi,
     "fedadagrad": FedAdagrad,
@@ -75,16 +85,21 @@ __all__ = [
     "FAFED",
     "PRSGDM",
     "SCAFFOLD",
+    "SCAFFOLDM",
     "SPIDER",
     "STEM",
     "STORM",
     "AMSGrad",
     "Adam",
+    "DiLoCo",
     "FedAMS",
     "FedAdagrad",
     "FedAdam",
     "FedAvg",
     "FedCAMS",
+    "FedCM",
+    "FedDyn",
+    "FedExP",
     "FedGLOMO",
     "FedKron",
     "FedPD",

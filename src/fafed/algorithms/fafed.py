@@ -36,7 +36,7 @@ from fafed.core import tree
 from fafed.core.algorithm import Algorithm, Exchange, RoundInfo, counter
 from fafed.core.batch import Batches
 from fafed.core.gradient import Grad, StormPoint, StormSettings
-from fafed.core.hyper import Rule, above, at_least, between, hyper, one_of, switch
+from fafed.core.hyper import Rule, above, at_least, between, hyper, one_of, sizes, switch
 from fafed.core.schedules import Rate, along, at
 from fafed.core.vectors import scaled_step
 
@@ -123,7 +123,7 @@ class FAFED(Algorithm[Shared, Down, Local, Message]):
     server_momentum: float = server_momentum()
     blocks: tuple[int, ...] = hyper(
         (),
-        Rule("positive sizes", lambda v: isinstance(v, tuple) and all(n > 0 for n in v)),
+        sizes,
         "block: sizes of the parameter tensors; filled in from the model",
     )
 
