@@ -57,6 +57,7 @@ TABLE = {
     # one gradient at the first step of a lane, one lane in the first round
     "fedglomo": Cost(2, 2, 4, 0, -1, -1, lambda p, q, R: -(2 * R + 2 * q - 1) * p.b),
     "domo": Cost(1, 1, 1, 1),
+    "fedkron": Cost(1, 1, 1, 3, 1, 1, lambda p, q, R: p.B),
     "naive": Cost(1, 1, 1, 1),
     "adam": Cost(1, 1, 1, 2),
     "amsgrad": Cost(1, 1, 1, 3),
@@ -200,7 +201,7 @@ def test_client_state_is_as_large_as_the_table_says(name):
     p = Problem(clients(name, 3))
     run = p.run(make(name), 2, 1)
     list(run)
-    for local in (make(name).join(p.x0), run.engine.states[0].local):
+    for local in (run.algorithm.join(p.x0), run.engine.states[0].local):
         assert tree.nbytes(local) == TABLE[name].kept * p.d * 8
 
 
