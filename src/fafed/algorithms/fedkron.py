@@ -48,7 +48,7 @@ from fafed.core import tree
 from fafed.core.algorithm import Algorithm, Exchange, RoundInfo, counter
 from fafed.core.batch import Batches
 from fafed.core.gradient import Grad
-from fafed.core.hyper import above, at_least, between, hyper, integer
+from fafed.core.hyper import Rule, above, at_least, between, hyper, integer
 from fafed.core.same import unbatched
 from fafed.errors import ConfigError
 
@@ -129,16 +129,19 @@ class FedKron(Algorithm[Shared, Down, Local, Message]):
     end: float = hyper(0.02, between(0, 1), "the last step size, as a share of the first")
     cap: int = hyper(2048, integer(1), "the most columns of a matrix scale")
     wire: str = wire("compact sends the mean gradient in place of x; it needs all clients")
-    shapes: tuple[tuple[int, ...], ...] = ()  # set by bind_model
-    rounds: int = 0  # set by bind_run
-
-    uses_run_length = True
+    rounds: int = hyper(0, integer(0), "the length over which eta falls; 0: that of the run")
+    shapes: tuple[tuple[int, ...], ...] = hyper(
+        (),
+        Rule("shapes", lambda v: isinstance(v, tuple)),
+        "those of the parameter tensors; filled in from the model",
+    )
 
     def bind_model(self, shapes: Sequence[Sequence[int]]) -> Self:
-        return dataclasses.replace(self, shapes=tuple(tuple(shape) for shape in shapes))
+        own = tuple(tuple(shape) for shape in shapes)
+        return self if self.shapes else dataclasses.replace(self, shapes=own)
 
     def bind_run(self, rounds: int, local_steps: int) -> Self:
-        return dataclasses.replace(self, rounds=rounds)
+        return self if self.rounds else dataclasses.replace(self, rounds=rounds)
 
     @property
     def compact(self) -> bool:
@@ -311,8 +314,8 @@ class FedKron(Algorithm[Shared, Down, Local, Message]):
     def _rate(self, r: int, q: int) -> float:
         if not self.rounds:
             raise ConfigError(
-                "FedKron does not know how many rounds the run has: call bind_run(rounds, "
-                "local_steps) first, as fafed.train does"
+                "FedKron does not know how many rounds the run has: give it rounds=, or call "
+                "bind_run(rounds, local_steps) first, as fafed.train does"
             )
         left = max(0.0, 1 - (r + 0.5) / self.rounds)
         return self.eta / math.sqrt(q * self.rounds) * (self.end + (1 - self.end) * left)
