@@ -26,7 +26,7 @@ class Cost(NamedTuple):
     up: int | Fraction  # vectors in a round
     down: int | Fraction
     gradients: int  # in a local step
-    kept: int = 0  # vectors between rounds
+    kept: int | Fraction = 0  # vectors between rounds
     first_up: int = 0  # vectors more in the first round and its opening
     first_down: int = 0
     samples: Callable[[Problem, int, int], int] = lambda p, q, R: 0  # beyond those of the steps
@@ -60,6 +60,8 @@ TABLE = {
     # one gradient at the first step of a lane, one lane in the first round
     "fedglomo": Cost(2, 2, 4, 0, -1, -1, lambda p, q, R: -(2 * R + 2 * q - 1) * p.b),
     "domo": Cost(1, 1, 1, 1),
+    # x, u and R, which has 3 x 3 numbers and one more
+    "fedkron": Cost(1, 1, 1, Fraction(24, 7), 1, 1, lambda p, q, R: p.B),
     "naive": Cost(1, 1, 1, 1),
     "adam": Cost(1, 1, 1, 2),
     "amsgrad": Cost(1, 1, 1, 3),
@@ -203,7 +205,7 @@ def test_client_state_is_as_large_as_the_table_says(name):
     p = Problem(clients(name, 3))
     run = p.run(make(name), 2, 1)
     list(run)
-    for local in (make(name).join(p.x0), run.engine.states[0].local):
+    for local in (run.algorithm.join(p.x0), run.engine.states[0].local):
         assert tree.nbytes(local) == TABLE[name].kept * p.d * 8
 
 

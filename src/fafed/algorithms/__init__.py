@@ -14,6 +14,7 @@ from fafed.algorithms.fedcm import FedCM
 from fafed.algorithms.feddyn import FedDyn
 from fafed.algorithms.fedexp import FedExP
 from fafed.algorithms.fedglomo import FedGLOMO
+from fafed.algorithms.fedkron import FedKron
 from fafed.algorithms.fedlada import FedLADA
 from fafed.algorithms.fedmuon import FedMuon
 from fafed.algorithms.fedopt import FedAdagrad, FedAdam, FedAMS, FedYogi
@@ -56,6 +57,7 @@ ALGORITHMS: dict[str, type[AnyAlgorithm]] = {
     "mimeadam": MimeAdam,
     "fedglomo": FedGLOMO,
     "domo": DOMO,
+    "fedkron": FedKron,
     "naive": NaiveAdaptiveFedAvg,
     # for one client
     "adam": Adam,
@@ -106,6 +108,7 @@ __all__ = [
     "FedDyn",
     "FedExP",
     "FedGLOMO",
+    "FedKron",
     "FedLADA",
     "FedMuon",
     "FedPD",

@@ -1,0 +1,88 @@
+"""FedKron, layer by layer. `layers` are (rows, columns, bias) of matrices, or None for a vector."""
+
+import math
+
+import torch
+
+
+def cut(x, layers, sizes):
+    found = []
+    for part, layer in zip(torch.split(x, sizes), layers, strict=True):
+        if layer is None:
+            found.append(part)
+            continue
+        m, n, bias = layer
+        W = part[: m * n].reshape(m, n)
+        found.append(torch.cat([W, part[m * n :].reshape(m, 1)], 1) if bias else W)
+    return found
+
+
+def glued(parts, layers):
+    found = []
+    for W, layer in zip(parts, layers, strict=True):
+        if layer is None:
+            found.append(W)
+            continue
+        _, n, bias = layer
+        found.append(W[:, :n].reshape(-1))
+        if bias:
+            found.append(W[:, n])
+    return torch.cat(found)
+
+
+def gram(G):
+    return G * G if G.ndim == 1 else G.T @ G / len(G)
+
+
+def top(R):
+    return R.max() if R.ndim == 1 else torch.linalg.eigvalsh(R)[-1]
+
+
+def scale(R, top0, s, rho, rho0):
+    """P, and d_eff."""
+    phi = rho**2 * (top(R) + rho0**2 * top0)
+    if R.ndim == 1:
+        return (lambda G: s * G / (R + phi).sqrt()), (R / (R + phi)).sum()
+    M = R + phi * torch.eye(len(R), dtype=R.dtype)
+    w, U = torch.linalg.eigh(M)
+    root = U @ torch.diag(w**-0.5) @ U.T
+    return (lambda G: s * G @ root), torch.trace(R @ torch.linalg.inv(M))
+
+
+def fedkron(x, g, g0, p, q, T, layers, sizes, eta, mu, beta, rho, rho0, kappa, end, rounds=None):
+    N = len(p)
+    s = []
+    for W, layer in zip(cut(x, layers, sizes), layers, strict=True):
+        if layer is None:
+            s.append(W.square().mean().sqrt())
+        else:
+            s.append(torch.linalg.svdvals(W[:, : layer[1]])[0] / math.sqrt(layer[0]))
+    first = cut(sum(p[i] * g0(i, x) for i in range(N)), layers, sizes)
+    R = [gram(G) for G in first]
+    tops = [top(r) for r in R]
+    u, found = torch.zeros_like(x), []
+    for r in range(rounds or T):
+        rate = eta / math.sqrt(q * T) * (end + (1 - end) * (1 - (r + 0.5) / T))
+        sent = []
+        for i in range(N):
+            y, total = x, torch.zeros_like(x)
+            for t in range(r * q + 1, r * q + q + 1):
+                clipped, steps = [], []
+                for j, G in enumerate(cut(g(i, t, y), layers, sizes)):
+                    P, d_eff = scale(R[j], tops[j], s[j], rho, rho0)
+                    m = 1 if layers[j] is None else layers[j][0]
+                    most = kappa * math.sqrt(1 + r) * s[j] * (m * d_eff).sqrt()
+                    c = min(1.0, float(most / P(G).norm())) if kappa else 1.0
+                    clipped.append(c * G)
+                    steps.append(P(c * G))
+                total = total + glued(clipped, layers)
+                y = y - rate * glued(steps, layers)
+            sent.append(total / q)
+        mean = cut(sum(w * m for w, m in zip(p, sent, strict=True)), layers, sizes)
+        R = [beta * old + (1 - beta) * gram(G) for old, G in zip(R, mean, strict=True)]
+        steps = [scale(R[j], tops[j], s[j], rho, rho0)[0](G) for j, G in enumerate(mean)]
+        D = -rate * q * glued(steps, layers)
+        u = mu * u + D
+        x = x + D + mu * u
+        found.append(x)
+    return found
