@@ -252,7 +252,7 @@ def test_a_round_that_nobody_answers_changes_nothing():
 @pytest.mark.parametrize("engine", ENGINES)
 def test_divergence_names_client_and_round_and_keeps_the_last_good_state(engine):
     shards = clients()
-    shards[2][0][:] = torch.nan
+    shards[2][0][:] = torch.inf
     with pytest.raises(fafed.Diverged, match=r"round 1: client 2 produced a non-finite loss") as e:
         fafed.train(net(), shards, fafed.FedAvg(), **COMMON, engine=engine)
     assert e.value.client == 2

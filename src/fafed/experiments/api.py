@@ -18,19 +18,19 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fafed import files
 from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.records import History, Record
 from fafed.core.run_data import RunData
+from fafed.core.schedules import Rate
 from fafed.data.checks import check_measured
-from fafed.data.client_test import without_client_test
-from fafed.data.sources.examples import BatchSize, as_tensors, examples_of
+from fafed.data.loading import open_data, steps_of_round
+from fafed.data.sources.examples import BatchSize
+from fafed.data.sources.reader import Loading
 from fafed.errors import ConfigError, FafedError
-from fafed.experiments import python_run
+from fafed.experiments import model_file, python_run
 from fafed.experiments.assemble import Prepared, counted
 from fafed.experiments.config import Experiment
 from fafed.experiments.execute import Keeper, OnRecord
@@ -42,9 +42,10 @@ from fafed.experiments.stopping import Stopping
 from fafed.experiments.trackers import Tracker, check_tracker, open_tracker
 from fafed.objectives import module as objectives
 from fafed.objectives.base import Loss, Metric
+from fafed.privacy.options import Privacy
 from fafed.training.build import build, check_algorithm
 from fafed.training.cohort import Participation
-from fafed.training.evaluation import chunked, evaluator
+from fafed.training.evaluation import chunked, evaluator, personal
 from fafed.training.loop import Run
 from fafed.training.output import Output
 
@@ -59,12 +60,15 @@ def start(
     algorithm: AnyAlgorithm,
     *,
     rounds: int,
-    local_steps: int = 10,
+    local_steps: int | None = None,
+    local_epochs: float | None = None,
     batch_size: BatchSize = 50,
     loss: Loss | str = F.cross_entropy,
     test: object = None,
     validation: object = None,
     client_test: float | Sequence[object] | None = None,
+    personalise: int = 0,
+    personalise_eta: Rate | None = None,
     metrics: Mapping[str, Metric] | None = None,
     output: str = "last",
     seed: int = 0,
@@ -75,11 +79,19 @@ def start(
     opening_batch_size: BatchSize | None = None,
     clip: float | None = None,
     weight_decay: float = 0.0,
+    sam: float = 0.0,
+    privacy: Privacy | None = None,
     eval_every: int = 1,
     eval_batch_size: int | None = None,
+    baseline: str | None = None,
     device: torch.device | str | None = None,
     workers: int | None = None,
     threads: int = 1,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    data_workers: int = 1,
+    data_processes: bool = False,
+    cache: int | str | None = None,
+    data_device: torch.device | str | None = None,
     folder: str | Path | None = None,
     checkpoint_every: int = 1,
     track: str | Sequence[str] = (),
@@ -101,10 +113,13 @@ def start(
 
     model: an nn.Module. It is not changed: a copy is trained.
     clients: for each client a Dataset, a tuple of tensors (inputs, targets), or a mapping of names
-        to tensors such as {"input_ids": ..., "labels": ...}.
+        to tensors such as {"input_ids": ..., "labels": ...}. Tensors stay in memory. A Dataset is
+        read batch by batch (docs/data.md).
     algorithm: an object such as fafed.FedAvg(eta=0.1). `fafed algorithms` lists them.
     rounds: how many rounds there are in all, with those that a folder already has.
-    local_steps: steps that each client makes in a round.
+    local_steps: steps that each client makes in a round. The default is 10.
+    local_epochs: in place of local_steps. Every client makes the same number of steps: the epochs
+        times the mean number of examples of a client, divided by the batch size, rounded up.
     batch_size: examples per local step, or "full" for the client's whole data, in order.
     loss: a function of (outputs, targets), the mean over the batch. If the data are mappings: a
         function of (output, batch), or "model" for the loss that the model returns. Labels that
@@ -113,6 +128,8 @@ def start(
     test, validation: data like a client's. The server's model is evaluated on them.
     client_test: test data of each client: a list, or a share of each client's data that is held
         out, such as 0.2. Records then have `clients_test`: mean, spread and worst over the clients.
+    personalise: also measure each client on its test data after so many SGD steps of its own from
+        the server's model, with the step size `personalise_eta` (None: the algorithm's eta).
     metrics: name -> a function of (outputs, targets) of the whole test set, an object with update,
         compute and reset (torchmetrics), or a function marked with `fafed.metrics.mean`: see
         `help("fafed.metrics")`.
@@ -129,12 +146,23 @@ def start(
     opening_batch_size: the batch size of the first estimate (FAFED, STEM). The default is
         local_steps * batch_size.
     clip: the bound on the norm of each gradient. weight_decay: the multiple of x added to it.
+    sam: above 0, gradients are sharpness-aware with this radius, at twice the cost: FedAvg is then
+        FedSAM, FedCM MoFedSAM, and SCAFFOLD FedGamma.
+    privacy: `fafed.Privacy(...)`; see `help(fafed.Privacy)`.
     eval_every: evaluate every so many rounds, and after the last one.
-    eval_batch_size: examples in one forward pass of an evaluation: 1000, or 50 for mappings.
+    eval_batch_size: examples in one forward pass of an evaluation: 1000, or 50 for mappings and
+        for a Dataset that is read batch by batch.
+    baseline: "local" (every client trains alone) or "pooled" (one client has all data), to compare
+        with: see `help("fafed.training.baselines")`.
     device: where to compute; None: where the model is.
     workers: the number of threads for clients and for evaluation; None: one per core. No digit
         depends on it.
     threads: the number of torch threads in each worker. The last digits may depend on it.
+    collate_fn: a function that makes a batch of a list of a Dataset's items; None: stack them.
+    data_workers, data_processes: how many threads, or processes, read a Dataset ahead. With 0, a
+        batch is read when it is needed. No digit depends on it.
+    cache: bytes for items of a Dataset, such as "1GB". Only for items that are always the same.
+    data_device: where tensors are held. None: on the model's device up to 1 GiB, else on the CPU.
     folder: where records and checkpoints are kept. The same call with the same folder goes on bit
         for bit, after a stop of any kind; `rounds` may be raised. None: nothing is written.
     checkpoint_every: rounds between two checkpoints in the folder.
@@ -148,23 +176,38 @@ def start(
     memory = Memory(Output(output, seed))
     if output == "best_val" and validation is None:
         raise ConfigError("output='best_val' needs data to choose by: give validation=")
-    if opening_batch_size is None and isinstance(batch_size, int) and isinstance(local_steps, int):
-        opening_batch_size = batch_size * local_steps
-    source = examples_of(clients, batch_size=batch_size, anchor_size=opening_batch_size, seed=seed)
-    source, own_tests = without_client_test(source, client_test, seed)
-    objective = objectives.Model(model, loss, clip=clip, weight_decay=weight_decay, device=device)
-    held_out = {
-        part: chunked(as_tensors(data, part), eval_batch_size)
-        for part, data in (("test", test), ("validation", validation))
-        if data is not None
-    }
-
+    source, measured, own_tests = open_data(
+        clients,
+        {"test": test, "validation": validation},
+        client_test=client_test,
+        loading=Loading(collate_fn, data_workers, data_processes, cache, data_device),
+        batch_size=batch_size,
+        anchor_size=opening_batch_size,
+        seed=seed,
+    )
+    steps = steps_of_round(local_steps, local_epochs, batch_size, source.examples)
+    if opening_batch_size is None and isinstance(batch_size, int) and isinstance(steps, int):
+        source.anchor_size = batch_size * steps
+    objective = objectives.Model(
+        model, loss, clip=clip, weight_decay=weight_decay, sam=sam, device=device
+    )
+    held_out = {part: chunked(data, eval_batch_size) for part, data in measured.items()}
     of_clients = [chunked(data, eval_batch_size) for data in own_tests]
     measure = evaluator(
         objective,
         held_out,
         metrics or {},
         clients=of_clients,
+        personal=personal(
+            algorithm,
+            source,
+            own_tests,
+            personalise,
+            personalise_eta,
+            seed,
+            rounds=rounds,
+            local_steps=steps,
+        ),
         workers=workers,
         threads=threads,
     )
@@ -175,7 +218,7 @@ def start(
             objective,
             source,
             rounds=rounds,
-            local_steps=local_steps,
+            local_steps=steps,
             seed=seed,
             engine=engine,
             weights=weights,
@@ -185,10 +228,12 @@ def start(
             measure_every=eval_every,
             workers=workers,
             threads=threads,
+            privacy=privacy,
+            baseline=baseline,
         )
         if measure is not None:
             ignored = objective.averaged.ignored
-            check_measured(measure.all_parts(), objective.classes, source.pool, ignored)
+            check_measured(measure.all_parts(), objective.classes, source, ignored)
             measure.check()
         return Prepared(run, objective, counted(source, held_out, of_clients))
 
@@ -201,7 +246,7 @@ def start(
         engine,
         memory,
         None if folder is None else RunDir(Path(folder)),
-        partial(python_run.describe, given, source, objective, own_tests),
+        partial(python_run.describe, given, source, objective, measured, own_tests),
         tracks,
         [on_record] if callable(on_record) else list(on_record),
         quiet=quiet,
@@ -299,12 +344,8 @@ class Training:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write the model's state_dict as a safetensors file. Tied tensors are written under each
-        of their names, so that `load_state_dict` finds all."""
-        state = self.model.state_dict()
-        tensors = {name: t.cpu().clone().contiguous() for name, t in state.items()}
-        with files.replacing(Path(path)) as part:
-            save_file(tensors, part)
+        """Write the model's state_dict as a safetensors file (`fafed.experiments.model_file`)."""
+        model_file.save(self.model, path)
 
     def __repr__(self) -> str:
         last = next((record.test for record in reversed(self.history) if record.test), {})

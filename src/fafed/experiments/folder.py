@@ -17,6 +17,7 @@ from fafed.core.records import History, Record
 from fafed.errors import FafedError, without_passwords
 from fafed.experiments import checkpoint
 from fafed.experiments.config import Experiment
+from fafed.experiments.model_keeper import ModelKeeper
 from fafed.experiments.record_lines import Lines, read, to_line
 from fafed.experiments.rundir import RunDir, log
 from fafed.training.loop import Diverged, Run
@@ -73,6 +74,7 @@ class Folder:
     def resume(self, prepared: Prepared) -> None:
         """Put the run into the state of the folder."""
         place, run, start = self.place, prepared.run, self._start
+        self._objective = prepared.objective
         if not place.exists or not _same(place, self.experiment):
             place.write("experiment.toml", self.experiment.to_toml())
         chosen = checkpoint.load(run, start.path, *start.digests) if start.path else {}
@@ -99,6 +101,8 @@ class Folder:
             files.sync_path(place.path)
             self._saver = checkpoint.Saver(place.checkpoints, self.experiment.digest, self.lag)
             self._written = len(self.memory.history)
+            digest, before = self.experiment.digest, self.memory.history
+            self._models = ModelKeeper(place, digest, self._objective, before, self._saver)
             yield
         finally:
             os.close(self._descriptor)
@@ -108,8 +112,10 @@ class Folder:
         self._append(to_line(record))
         self._written = record.round
         self.memory.keep(run, record, leave=leave)
+        last = record.round == self.experiment.rounds
+        self._models.after_round(run.state, record, last=last)
         if leave or due(record.round, self.experiment):
-            self._save(run, last=leave or record.round == self.experiment.rounds)
+            self._save(run, last=leave or last)
 
     def end(self, run: Run, error: BaseException, *, whole: bool) -> None:
         """Save the finished rounds before the loop ends, unless they are not `whole`."""
@@ -158,9 +164,7 @@ def _start(place: RunDir, experiment: Experiment) -> _Start:
     causes = []
     for path in there:
         round = checkpoint.round_of(path)
-        # old checkpoints have the fingerprint, which includes the number of rounds, not the digest
-        earlier = (experiment.fingerprint, experiment.changed(rounds=max(1, round)).fingerprint)
-        digests = (experiment.digest, *earlier)
+        digests = checkpoint.digests_of(experiment, path)
         try:
             checkpoint.verify(path, *digests)
         except checkpoint.CheckpointError as error:

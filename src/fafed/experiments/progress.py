@@ -26,7 +26,9 @@ def facts(record: Record | None) -> str:
         return "starting"
     parts = []
     if record.train_loss is not None:
-        parts.append(f"loss {record.train_loss:.4f}")
+        parts.append(f"train loss {record.train_loss:.4f}")
+    if "loss" in record.train:
+        parts.append(f"server train loss {record.train['loss']:.4f}")
     if "accuracy" in record.test:
         parts.append(f"accuracy {record.test['accuracy']:.4f}")
     elif "loss" in record.test:

@@ -27,7 +27,8 @@ from fafed.core import tree
 from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.run_data import flatten, show
 from fafed.core.schedules import NAMED, Schedule
-from fafed.data.sources.examples import Columns, Examples, as_tensors
+from fafed.data.sources.examples import Columns, Examples
+from fafed.data.sources.lazy import Lazy, LazyPart
 from fafed.errors import ConfigError, FafedError
 from fafed.experiments.config import Experiment
 from fafed.experiments.folder import rounds_matter
@@ -39,6 +40,7 @@ SMALL = 2**24  # bytes that are read of a tensor; of a larger one a sample of it
 
 # Arguments of `fafed.start` that do not change a number of a round. Every other argument counts.
 FREE = {"rounds", "folder", "quiet", "track", "on_record", "workers", "checkpoint_every"}
+FREE |= {"data_workers", "data_processes", "cache", "data_device"}
 # Arguments that are described in another way.
 _OBJECTS = {"model", "clients", "algorithm", "loss", "device", "metrics"}
 _OBJECTS |= {"test", "validation", "client_test"}
@@ -54,9 +56,10 @@ HINTS = {
 
 def describe(
     arguments: Mapping[str, Any],
-    source: Examples,
+    source: Examples | Lazy,
     objective: Model,
-    client_test: Sequence[Columns] = (),
+    measured: Mapping[str, Columns | LazyPart],
+    client_test: Sequence[Columns | LazyPart] = (),
 ) -> Experiment:
     """The run that these arguments of `fafed.start` make."""
     content: dict[str, Any] = {}
@@ -68,15 +71,14 @@ def describe(
             content[name] = _listed(value)
         elif name not in FREE:
             python[name] = described(value)
-    for part in ("test", "validation"):
-        if arguments[part] is not None:
-            python[part] = checksum(as_tensors(arguments[part], part))
+    for part, data in measured.items():
+        python[part] = _of_data(data)
     if client_test:
-        python["client_test"] = checksum(tree.leaves(tuple(client_test)))
+        python["client_test"] = [_of_data(data) for data in client_test]
     python["initial"] = checksum(
         {**dict(objective.module.named_parameters()), **dict(objective.module.named_buffers())}
     )
-    python["clients"] = checksum(source.pool)
+    python["clients"] = checksum(source.pool) if isinstance(source, Examples) else _of_lazy(source)
     python["examples"] = list(source.examples)
     if arguments["metrics"]:
         python["metrics"] = {name: described(m) for name, m in arguments["metrics"].items()}
@@ -95,6 +97,20 @@ def describe(
         "python": python,
     }
     return Experiment.from_dict(content, "the arguments")
+
+
+def _of_data(data: Columns | LazyPart) -> str:
+    """A checksum of data for evaluation. Of data that is read batch by batch: of its length."""
+    if isinstance(data, LazyPart):
+        return f"{sum(len(items) for _, items in data.rows)} items"
+    return checksum(data if isinstance(data, Mapping) else list(data))
+
+
+def _of_lazy(source: Lazy) -> str:
+    """A checksum of the first batch of a few clients: to read everything would take too long."""
+    few = range(min(4, len(source.examples)))
+    drawn = [source.draw(("round",), client, 0, 1) for client in few]
+    return checksum(tree.leaves([next(iter(source.batches(one))).data for one in drawn]))
 
 
 def check_same(place: RunDir, experiment: Experiment) -> None:

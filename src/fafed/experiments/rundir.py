@@ -4,7 +4,9 @@
     environment.json   versions, git revision, threads, engine
     clients.json       clients x classes, for the report
     records.jsonl      one line per round, appended
-    checkpoints/       the last states
+    checkpoints/       the last states, and the best one by validation loss
+    model.safetensors  the model after the last round (see `model_file`)
+    best.safetensors   the model with the lowest validation loss
     before-1/          records and checkpoints that --again has moved aside
 
 A record is written before its round's checkpoint. Records after the newest usable checkpoint belong
@@ -32,6 +34,7 @@ from fafed.experiments.record_lines import last, read
 from fafed.files import Damaged
 
 log = logging.getLogger("fafed")
+MODEL_FILES = {"last": "model.safetensors", "best": "best.safetensors"}
 
 
 class Busy(FafedError):
@@ -164,14 +167,10 @@ class RunDir:
                 f"set it back to that. To start again with round 1: {self.starting_again}"
             )
         clients = self.json("clients.json")
-        rows = [record.to_dict() for record in self.records()]
-        if any(row["train"] for row in rows):  # better than the clients' own losses
-            for row in rows:
-                row["train_loss"] = row["train"].get("loss")
         return RunData(
             name=self.path.name,
             config=experiment.to_dict(),
-            records=rows,
+            records=[record.to_dict() for record in self.records()],
             counts=clients.get("counts"),
             classes=clients.get("classes"),
             finished=self.finished(),
@@ -223,8 +222,9 @@ class RunDir:
         files.write(self.path / name, [text.encode()], private=private)
 
     def set_aside(self) -> None:
-        """Move records and checkpoints to a folder of their own. The run starts over."""
+        """Move records, checkpoints and models to a folder of their own. The run starts over."""
         there = [self._records, self.checkpoints, self.path / "failure.txt"]
+        there += [self.path / name for name in MODEL_FILES.values()]
         if not any(path.exists() for path in there):
             return
         taken = [folder.name for folder in self.path.glob("before-*")]

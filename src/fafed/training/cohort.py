@@ -28,7 +28,9 @@ class Cohort:
         participation: Participation = 1.0,
         failure: float = 0.0,
         seed: int = 0,
+        quorum: Callable[[int], int] = lambda invited: 1,
     ) -> None:
+        """quorum: how many of the invited clients must answer. If fewer do, nobody counts."""
         if not isinstance(participation, Sequence) and not callable(participation):
             if not 0 < participation <= 1:
                 raise ConfigError(
@@ -43,6 +45,7 @@ class Cohort:
         self.participation = participation
         self.failure = failure
         self.seed = seed
+        self.quorum = quorum
         if isinstance(participation, Sequence):
             for clients in participation:
                 self._checked(clients)
@@ -69,7 +72,8 @@ class Cohort:
         if not self.failure:
             return tuple(invited)
         draw = randomness.uniform(randomness.keys("failure", self.seed, round, np.asarray(invited)))
-        return tuple(c for c, u in zip(invited, draw, strict=True) if u >= self.failure)
+        found = tuple(c for c, u in zip(invited, draw, strict=True) if u >= self.failure)
+        return found if len(found) >= self.quorum(len(invited)) else ()
 
     def _checked(self, clients: Sequence[int]) -> tuple[int, ...]:
         chosen = tuple(sorted({int(c) for c in clients}))

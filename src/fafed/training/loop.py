@@ -19,7 +19,7 @@ from torch import Tensor
 from fafed.core import tree
 from fafed.core.algorithm import AnyAlgorithm, HasX, exchanges_of_round
 from fafed.core.records import History, Record
-from fafed.engines.base import Engine, NotFinite, StateLost
+from fafed.engines.base import Engine, NobodyAnswered, NotFinite, StateLost
 from fafed.errors import ConfigError, FafedError
 from fafed.training.cohort import Cohort
 
@@ -130,8 +130,11 @@ class Run:
             )
 
     def __iter__(self) -> Iterator[Record]:
-        while self.state.round < self.rounds:
-            yield self.round()
+        try:
+            while self.state.round < self.rounds:
+                yield self.round()
+        finally:
+            self.engine.close()
 
     def round(self) -> Record:
         """Make one round. On an error the state remains that of the round before."""
@@ -172,6 +175,8 @@ class Run:
                 self.engine.rollback()
                 if isinstance(cause, NotFinite):
                     raise self._diverged(cause, number) from cause
+                if isinstance(cause, NobodyAnswered):
+                    raise self._unanswered(cause, number) from cause
                 if isinstance(cause, StateLost):
                     raise self._rejoined(cause, clients, number) from cause
                 raise
@@ -222,6 +227,15 @@ class Run:
             )
         self.state = self.state._replace(members=())
         return _RetryRound(clients)
+
+    def _unanswered(self, cause: NobodyAnswered, number: int) -> Exception:
+        if self.algorithm.requires_all_clients:
+            return Absent(
+                f"round {number}: {cause}, and {type(self.algorithm).__name__} needs every client "
+                "in every round" + self._absence_advice()
+            )
+        log.warning("round %d: %s. The model stays as it is", number, cause)
+        return _RetryRound(())
 
     def _absence_advice(self) -> str:
         cure = self.algorithm.absence_cure
