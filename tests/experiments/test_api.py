@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from problem import Problem
-from safetensors.torch import load_file
+from safetensors.torch import load_model
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
@@ -700,7 +700,7 @@ def test_the_model_is_saved_with_tied_tensors(tmp_path):
     run = stopped(fafed.start(**call(model=Tied())), 2)
     run.save(tmp_path / "model.safetensors")
     model = Tied()
-    model.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    load_model(model, tmp_path / "model.safetensors")
     inputs = clients()[0][0]
     assert torch.equal(model(inputs), run.model(inputs))
 
