@@ -143,7 +143,7 @@ class Site(Part):
                     f"are {clients} silos: use as many"
                 )
             shared = shards.client_test[client] if shards.client_test else None
-            count = sum(len(tree.leaves(one.data)[0]) for one in shared()) if shared else 0
+            count = sum(one.size for one in shared()) if shared else 0
             return SiloData(shards.source, shards.text, shared, count)
         own = (
             datasets.from_folder(self.data.folder)
