@@ -168,18 +168,30 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Run algorithms x seeds, skip finished runs, and end with a table and a report."""
+    from fafed import files
     from fafed.cli.progress import Display
     from fafed.experiments.config import Experiment
     from fafed.experiments.grid import grid, run_all
 
     need_report("fafed compare")
     found = Experiment.read(experiment, changes or ())
-    names = [name.strip() for name in algorithms.split(",") if name.strip()]
-    plan = grid(found, names, seeds)
+    plan = grid(found, _names(algorithms), seeds)
+    folder = output or root / found.name
+    files.make_folder(folder)  # before hours of work, not after them
     with interruptible(), Display(quiet=as_json) as display:
         places = run_all(plan, root, jobs, display.tick)
-    folder = output or root / found.name
     _report(places, folder, as_json, title=f"Comparison: {found.name}", target=target)
+
+
+def _names(algorithms: str) -> list[str]:
+    """The names in a list with commas."""
+    from fafed.errors import ConfigError
+
+    names = [name.strip() for name in algorithms.split(",") if name.strip()]
+    if not names or len(set(names)) < len(names):
+        why = "names one twice" if names else "names none"
+        raise ConfigError(f"--algorithms {algorithms!r} {why}: name each algorithm once")
+    return names
 
 
 def tune(
@@ -216,7 +228,7 @@ def tune(
             raise ConfigError(f"{option} must be {' or '.join(allowed)}, got {value!r}")
     found = Experiment.read(experiment, changes or ())
     studies, settings = [], {}
-    for name in (name.strip() for name in algorithms.split(",")):
+    for name in _names(algorithms):
         with interruptible():
             done = search(
                 found,
@@ -236,7 +248,7 @@ def tune(
         found.algorithm.name
     )
     path = root / found.name / "best.toml"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    files.make_folder(path.parent)
     chosen_by = studies[0].rule
     files.write(path, [f"# Chosen by: {chosen_by}.\n\n{tuned.to_toml()}".encode()])
     runs = [

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
+from fafed.core.plain import number
 from fafed.core.schedules import Schedule
 
 T = TypeVar("T")
@@ -29,21 +29,17 @@ class Rule:
         return self.text + (" or a schedule" if self.schedule else "")
 
 
-def _number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def above(low: float, *, schedule: bool = False) -> Rule:
-    return Rule(f"a number > {low:g}", lambda v: _number(v) and v > low, schedule)
+    return Rule(f"a number > {low:g}", lambda v: number(v) and v > low, schedule)
 
 
 def at_least(low: float, *, schedule: bool = False) -> Rule:
-    return Rule(f"a number >= {low:g}", lambda v: _number(v) and v >= low, schedule)
+    return Rule(f"a number >= {low:g}", lambda v: number(v) and v >= low, schedule)
 
 
 def between(low: float, high: float, *, schedule: bool = False) -> Rule:
     return Rule(
-        f"a number in [{low:g}, {high:g}]", lambda v: _number(v) and low <= v <= high, schedule
+        f"a number in [{low:g}, {high:g}]", lambda v: number(v) and low <= v <= high, schedule
     )
 
 

@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fafed.core.plain import number, plain
 from fafed.errors import ConfigError
 
 
@@ -26,10 +27,11 @@ class Schedule(ABC):
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            value = getattr(self, f.name)
-            if isinstance(value, int | float) and not value > 0:
+            value = plain(getattr(self, f.name))
+            object.__setattr__(self, f.name, value)  # a subclass may be frozen
+            if f.type in ("int", "float") and not (number(value) and value > 0):
                 raise ConfigError(
-                    f"{type(self).__name__}.{f.name} must be > 0, got {value!r}: "
+                    f"{type(self).__name__}.{f.name} must be a number > 0, got {value!r}: "
                     "every constant of a step-size schedule is positive"
                 )
 

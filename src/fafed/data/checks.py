@@ -11,6 +11,8 @@ from fafed.core.batch import Batch
 from fafed.data.sources.examples import Examples, Source
 from fafed.errors import DataError
 
+Usable = Callable[[tuple[Tensor, ...]], bool]  # whether the loss on these examples is finite
+
 IGNORED = -100  # the label that torch's cross entropy ignores
 
 
@@ -34,13 +36,30 @@ def check_labels(
             raise _no_labels(f"client {client}", ignored)
 
 
+def check_finite(source: Source, clients: Iterable[int], usable: Usable) -> None:
+    """Refuse clients whose examples hold NaN or infinity. An example is accepted if the loss on it
+    is finite all the same: some models and losses expect such numbers."""
+    if not isinstance(source, Examples):
+        return
+    spoilt = _spoilt(source.pool)
+    if spoilt is None:
+        return
+    for client in clients:
+        own = source.parts[client]
+        for place in spoilt[torch.from_numpy(own).to(spoilt.device)].nonzero().flatten()[:1]:
+            row = int(own[place])
+            _refuse_spoilt(source.pool, row, usable, f"client {client}", int(place))
+
+
 def check_measured(
     parts: Mapping[str, Callable[[], Iterable[Batch]]],
     classes: int | None,
     clients: tuple[Tensor, ...],
     ignored: int | None,
+    usable: Usable,
 ) -> None:
-    """Refuse evaluation data that are not like the clients' data, or have wrong labels."""
+    """Refuse evaluation data that are not like the clients' data, have wrong labels, or hold NaN or
+    infinity that the loss on them shows."""
     for name, batches in parts.items():
         found = [batch.data for batch in batches()]
         if not found:
@@ -49,6 +68,12 @@ def check_measured(
         for *_, labels in found:
             if classes is not None and (wrong := _wrong(labels, classes)).any():
                 raise _label(name, int(labels[wrong][0]), classes)
+        first = 0
+        for data in found:
+            if (spoilt := _spoilt(data)) is not None:
+                row = int(spoilt.nonzero()[0])
+                _refuse_spoilt(data, row, usable, name, first + row)
+            first += len(data[0])
         if ignored is not None and all((labels == ignored).all() for *_, labels in found):
             raise _no_labels(name, ignored)
 
@@ -64,6 +89,34 @@ def _check_agrees(data: tuple[Tensor, ...], clients: tuple[Tensor, ...], name: s
             raise DataError(
                 f"{name}: it holds {part.dtype}, the clients' data {own.dtype}; convert one of them"
             )
+
+
+def _spoilt(data: tuple[Tensor, ...]) -> Tensor | None:
+    """Which examples hold NaN or infinity; None if there are none."""
+    found = None
+    for part in data:
+        # a sum is quick and needs no memory; it is not finite if any number is not
+        if part.is_floating_point() and not part.sum().isfinite():
+            rows = ~part.isfinite().flatten(1).all(1) if part.ndim > 1 else ~part.isfinite()
+            found = rows if found is None else found | rows
+    return found if found is not None and found.any() else None
+
+
+def _refuse_spoilt(
+    data: tuple[Tensor, ...], row: int, usable: Usable, who: str, example: int
+) -> None:
+    one = tuple(part[row : row + 1] for part in data)
+    if usable(one):
+        return
+    which = next(
+        i for i, part in enumerate(one) if part.is_floating_point() and not part.isfinite().all()
+    )
+    part = "targets" if which == len(one) - 1 else "inputs"
+    value = float(one[which][~one[which].isfinite()][0])
+    raise DataError(
+        f"{who}: the {part} of example {example} hold {value}: clean them, for example with "
+        "torch.nan_to_num, or leave the example out"
+    )
 
 
 def _wrong(labels: Tensor, classes: int) -> Tensor:

@@ -89,7 +89,7 @@ def prepare(
     )
     if isinstance(shards.source, Examples):
         ignored = goal.averaged.ignored
-        check_measured(shards.measured, goal.classes, shards.source.pool, ignored)
+        check_measured(shards.measured, goal.classes, shards.source.pool, ignored, goal.usable)
     return Prepared(run, goal, shards)
 
 

@@ -55,13 +55,15 @@ def execute(
         if again:
             place.set_aside()
         start = _start(place, experiment)
-        if not place.exists or not _same(place, experiment):
-            place.write("experiment.toml", experiment.to_toml())
         engine = checkpoint.engine_of(start.path) if start.path else None
         prepared = (prepare or assemble.prepare)(experiment, engine)
+        if not place.exists or not _same(place, experiment):  # what is refused leaves no run
+            place.write("experiment.toml", experiment.to_toml())
         run = prepared.run
         if start.path:
             checkpoint.load(run, start.path, *start.digests)
+            losses = (record.train_loss for record in start.lines.records)
+            run.first_loss = next((loss for loss in losses if loss is not None), None)
         checkpoint.share(run)
         _cut(place, start, run.state.round)
         (place.path / "failure.txt").unlink(missing_ok=True)

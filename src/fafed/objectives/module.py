@@ -11,6 +11,7 @@ import contextlib
 import copy
 import inspect
 import logging
+import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -86,6 +87,17 @@ class Model(Objective):
         wide = torch.promote_types(self.dtype, torch.float32)
         self.x0 = torch.cat([p.detach().reshape(-1) for p in trainable.values()]).to(wide)
         self.device = self.x0.device
+        if self.device.type == "meta":
+            raise ConfigError(
+                f"{type(module).__name__} is on the device 'meta', where tensors have no values: "
+                "make it on another device, for example model.to_empty(device='cpu') and then "
+                "initialise it"
+            )
+        if not self.x0.isfinite().all():
+            raise ConfigError(
+                f"{type(module).__name__} has NaN or infinity among its parameters: initialise "
+                "them, or load them again"
+            )
         self._local = threading.local()
         self.recurrent = hasattr(self.module, "initial_state")
         self.fused = getattr(self.module, "computes", None) is loss
@@ -259,6 +271,13 @@ class Model(Objective):
             module.train()
         return totals
 
+    def usable(self, data: tuple[Tensor, ...]) -> bool:
+        """Whether the loss on these examples is finite at the start."""
+        nothing = torch.zeros((), dtype=torch.int64), torch.ones((), dtype=torch.bool)
+        batch = Batch(data, *nothing)
+        total, _ = self.totals(self.x0, self.start().buffers, [batch], {})["loss"]
+        return math.isfinite(total)
+
     def _weight(self, mean: Averaged, targets: Tensor) -> float:
         """The weight of a batch in a mean over several batches."""
         weight = mean.weight(targets)
@@ -364,8 +383,8 @@ def _copied(module: nn.Module, same: dict[int, object] | None = None) -> nn.Modu
 
 def _moved(module: nn.Module, device: torch.device | str | None) -> nn.Module:
     try:
-        return module.to(device)
-    except (RuntimeError, AssertionError) as cause:  # no such device, or no CUDA
+        return module.to(None if device is None else torch.device(device))
+    except (RuntimeError, AssertionError, TypeError) as cause:  # no such device, or no CUDA
         raise ConfigError(f"device {str(device)!r} cannot be used: {cause}; try 'cpu'") from cause
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fafed import files
 from fafed.core.run_data import RunData, StudyData
 from fafed.report.page import page
 from fafed.report.static import figure, write_figures
@@ -29,8 +30,8 @@ def write(
     `damaged` names runs that could not be read, and says why.
     """
     document = page(runs, title=title, target=target, studies=studies, damaged=damaged)
-    folder.mkdir(parents=True, exist_ok=True)
+    files.make_folder(folder)
     write_figures(runs, folder)
     path = folder / "report.html"
-    path.write_text(document, encoding="utf-8", newline="\n")
+    files.write(path, [document.encode()])
     return path

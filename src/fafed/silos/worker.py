@@ -20,7 +20,7 @@ from torch import Tensor
 from fafed import __version__, files
 from fafed.core import tree
 from fafed.core.algorithm import AnyAlgorithm, Exchange, HasX, exchanges_of_round
-from fafed.data.checks import check_labels
+from fafed.data.checks import check_finite, check_labels
 from fafed.data.sources.examples import ClientBatches, Source
 from fafed.engines.base import ClientState, NotFinite
 from fafed.engines.client import Oracle, check, visit
@@ -224,6 +224,7 @@ class Worker:
             (batch,) = ClientBatches(source.gather, draws)
             goal.probe(batch)
             check_labels(source, [plan.client], goal.classes, goal.averaged.ignored)
+            check_finite(source, [plan.client], goal.usable)
             self.parts = {run: Part(plan, experiment, source, goal)}
             self.algorithms = {}
         return self.parts[run]

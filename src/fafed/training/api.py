@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from fafed.core import randomness
 from fafed.core.algorithm import AnyAlgorithm
+from fafed.core.arguments import checked
 from fafed.core.records import History
 from fafed.data.checks import check_measured
 from fafed.data.sources.examples import BatchSize, as_tensors, examples_of
@@ -82,13 +83,15 @@ def train(
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model must be an nn.Module, got {type(model).__name__}")
-    if not callable(loss):
-        raise ConfigError(f"loss must be a function of (outputs, targets), got {loss!r}")
+    if isinstance(loss, type) or not callable(loss):
+        cure = f": write {loss.__name__}()" if isinstance(loss, type) else ""
+        raise ConfigError(f"loss must be a function of (outputs, targets), got {loss!r}{cure}")
     if output not in ("last", "random_round", "best_val"):
         raise ConfigError(f"output must be 'last', 'random_round' or 'best_val', got {output!r}")
     if output == "best_val" and validation is None:
         raise ConfigError("output='best_val' needs data to choose by: give validation=")
-    if opening_batch_size is None and isinstance(batch_size, int) and isinstance(local_steps, int):
+    local_steps, batch_size = checked("local_steps", local_steps), checked("batch_size", batch_size)
+    if opening_batch_size is None and isinstance(batch_size, int):
         opening_batch_size = batch_size * local_steps
     source = examples_of(clients, batch_size=batch_size, anchor_size=opening_batch_size, seed=seed)
     objective = objectives.Model(model, loss, clip=clip, weight_decay=weight_decay, device=device)
@@ -113,7 +116,8 @@ def train(
         workers=workers,
         threads=threads,
     )
-    check_measured(held_out, objective.classes, source.pool, objective.averaged.ignored)
+    ignored = objective.averaged.ignored
+    check_measured(held_out, objective.classes, source.pool, ignored, objective.usable)
     history, chosen, lowest = History(), run.state, math.inf
     try:
         for record in run:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fafed.core.algorithm import Algorithm, AnyAlgorithm
-from fafed.data.checks import check_labels
+from fafed.core.plain import number, plain
+from fafed.data.checks import check_finite, check_labels
 from fafed.data.sources.examples import ClientBatches, Source
 from fafed.engines.distributed import Distributed
 from fafed.engines.ranks import Ranks
@@ -40,7 +41,7 @@ def build(
     refused now, not in round 300."""
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(
-            f"algorithm must be an object such as fafed.FAFED(eta=0.01), got {algorithm!r}"
+            f"algorithm must be an object such as fafed.FAFED(eta=0.01), got {_told(algorithm)}"
         )
     source = source.to(objective.x0.device, getattr(objective, "dtype", objective.x0.dtype))
     if isinstance(objective, objectives.Model):
@@ -48,6 +49,7 @@ def build(
         objective.probe(batch)
         clients, ignored = range(len(source.examples)), objective.averaged.ignored
         check_labels(source, clients, objective.classes, ignored)
+        check_finite(source, clients, objective.usable)
     algorithm = algorithm.bind_model(objective.sizes)
     population = len(source.examples)
     cohort = Cohort(population, participation=participation, failure=failure, seed=seed)
@@ -76,13 +78,22 @@ def build(
 
 def weights_of(weights: str | Sequence[float], examples: Sequence[int]) -> list[float]:
     """A weight for each client."""
-    if weights == "uniform":
+    if isinstance(weights, str) and weights == "uniform":
         return [1.0] * len(examples)
-    if weights == "examples":
+    if isinstance(weights, str) and weights == "examples":
         return [float(n) for n in examples]
-    if isinstance(weights, str) or len(weights) != len(examples) or not all(w > 0 for w in weights):
+    given = [plain(w) for w in weights] if isinstance(weights, Iterable) else []
+    if len(given) != len(examples) or not all(number(w) and w > 0 for w in given):
         raise ConfigError(
             f"weights must be 'uniform', 'examples' or {len(examples)} positive numbers, "
             f"one per client, got {weights!r}"
         )
-    return [float(w) for w in weights]
+    return [float(w) for w in given]
+
+
+def _told(algorithm: object) -> str:
+    if isinstance(algorithm, type):
+        return f"the class {algorithm.__name__}: write {algorithm.__name__}(...)"
+    if isinstance(algorithm, str):
+        return f"the name {algorithm!r}: `fafed algorithms` lists the classes and their settings"
+    return f"{algorithm!r}"
