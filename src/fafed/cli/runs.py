@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -349,15 +350,47 @@ def report(
 ) -> None:
     """Write an HTML report and pictures of these runs. Folders are searched for runs."""
     from fafed.errors import ConfigError
-    from fafed.experiments.rundir import all_runs
 
     need_report("fafed report")
-    found = [run for path in places for run in all_runs(path)]
+    from fafed.report.chosen import chosen
+
+    found, said = chosen(places)
+    for note in said:
+        typer.echo(note, err=True)
     if not found:
         raise ConfigError(
             f"no runs below {', '.join(map(str, places))}: give run directories or folders of them"
         )
-    _report(found, output, as_json, title=title, target=target)
+    _report(found, output, as_json, title=title, target=target, said=said)
+
+
+def watch(
+    places: Annotated[
+        list[Path] | None, typer.Argument(metavar="RUNS...", help="Folders with runs.")
+    ] = None,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port on this machine; 0: a free one.")
+    ] = 0,
+) -> None:
+    """Serve the report of runs that go on, on this machine alone. It renews itself."""
+    import signal
+    import threading
+
+    from fafed.errors import ConfigError
+
+    need_report("fafed watch")
+    from fafed.report.watch import serving
+
+    roots = places or [ROOT]
+    for root in roots:
+        if root.exists() and not root.is_dir():
+            raise ConfigError(f"{root} is a file: name a folder with runs")
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    with serving(roots, port) as address:
+        typer.echo(f"{address}  (Ctrl-C ends it; the runs go on)")
+        with contextlib.suppress(KeyboardInterrupt):
+            stopped.wait()
 
 
 def need_report(command: str) -> None:
@@ -374,6 +407,7 @@ def _report(
     *,
     title: str | None,
     target: float | None,
+    said: Sequence[str] = (),
 ) -> None:
     from rich.console import Console
 
@@ -392,7 +426,7 @@ def _report(
     for run in runs:
         if run.failure is not None:
             typer.echo(f"{run.name}: {run.failure}", err=True)
-    page = write(runs, folder, title=title, target=target, damaged=damaged)
+    page = write(runs, folder, title=title, target=target, damaged=damaged, said=said)
     if as_json:
         rows = [asdict(row) for row in table(runs)]
         print_json({"report": str(page), "rows": rows, "damaged": damaged})

@@ -22,14 +22,15 @@ def write(
     target: float | None = None,
     studies: Sequence[StudyData] = (),
     damaged: Mapping[str, str] | None = None,
+    said: Sequence[str] = (),
 ) -> Path:
     """Write report.html and its static pictures into `folder`; returns the path of the page.
 
     `target` is a value of the metric that curves are ranked by (an accuracy of 85 % is 0.85); the
     report then says what each curve spent to reach it. Without it, one is chosen by a stated rule.
-    `damaged` names runs that could not be read, and says why.
+    `damaged` names runs that could not be read, and says why. `said` are further notes.
     """
-    document = page(runs, title=title, target=target, studies=studies, damaged=damaged)
+    document = page(runs, title=title, target=target, studies=studies, damaged=damaged, said=said)
     files.make_folder(folder)
     write_figures(runs, folder)
     path = folder / "report.html"
