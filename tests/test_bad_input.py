@@ -51,6 +51,7 @@ NUMBERS = {
     "opening_batch_size": (0, 1.5, "all"),
     "seed": (None, 1.5, True, -1, "0", 2**63),
     "eval_every": (0, 1.0, None),
+    "eval_batch_size": (0, 1.0),
     "checkpoint_every": (0, 1.0),
     "threads": (0, None, 1.5),
     "workers": (0, 1.0, "all", True),
@@ -71,7 +72,7 @@ def test_a_wrong_number_is_named(name, value):
     """The rules are the same in Python and in a file."""
     if name != "checkpoint_every":  # of a run that is saved
         with pytest.raises(fafed.ConfigError) as told:
-            train(**{name: value})
+            train(test=CLIENTS[0], **{name: value})
         assert str(told.value).startswith(f"{name} must be {ARGUMENTS[name].rule}, got {value!r}: ")
     if name != "workers" and value is not None:  # each machine has its own; None is left out
         with pytest.raises(fafed.ConfigError) as told:

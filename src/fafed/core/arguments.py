@@ -41,6 +41,9 @@ ARGUMENTS = {
     ),
     "seed": Argument(_SEED, "every random draw follows from it"),
     "eval_every": Argument(_POSITIVE, "how many rounds lie between two evaluations"),
+    "eval_batch_size": Argument(
+        optional(_POSITIVE), "how many examples a forward pass of an evaluation has"
+    ),
     "checkpoint_every": Argument(_POSITIVE, "how many rounds lie between two checkpoints"),
     "workers": Argument(optional(_POSITIVE), "how many threads run clients; None: one per core"),
     "threads": Argument(_POSITIVE, "how many torch threads each worker has"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 class Batch(NamedTuple):
     """The papers' xi: a sample, and the key of all random draws made with it."""
 
-    data: Any  # a tuple of tensors, (inputs, targets)
+    data: Any  # a tuple of tensors, (inputs, targets), or a mapping of names to tensors
     key: Tensor  # int64 scalar: decides dropout masks and all other draws of the model
     fresh: Tensor  # bool scalar: a recurrent model starts from its initial state
     step: bool = True  # False for an anchor or a full pass, which keep no recurrent state
@@ -47,3 +47,9 @@ class Picked(NamedTuple):
 
     rows: Tensor
     pool: Tensor
+
+
+def labels_of(data: Any) -> Tensor | None:
+    """The labels of examples: the last of a tuple, or what a mapping calls "labels"."""
+    found = data.get("labels") if isinstance(data, Mapping) else data[-1]
+    return found if isinstance(found, Tensor) else None

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from fafed.core.plain import number
-from fafed.core.schedules import Schedule
 
 T = TypeVar("T")
 
@@ -21,7 +20,7 @@ class Rule:
     schedule: bool = False
 
     def allows(self, value: object) -> bool:
-        if self.schedule and isinstance(value, Schedule):
+        if self.schedule and callable(value) and not isinstance(value, type):
             return True
         return self.test(value)
 

@@ -1,4 +1,4 @@
-"""Trees: nested tuples of tensors. States, messages and data are trees."""
+"""Trees: nested tuples of tensors. States, messages and data are trees. Data may be a mapping."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def stack(trees: Sequence[T]) -> T:
     return map(lambda *parts: torch.stack(parts), trees[0], *trees[1:])
 
 
-def take(tree: T, index: int | Tensor) -> T:
+def take(tree: T, index: int | slice | Tensor) -> T:
     """The entries `index` of each leaf's first dimension."""
     return map(lambda leaf: leaf[index], tree)
 

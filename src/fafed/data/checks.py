@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fafed.core.batch import Batch
+from fafed.core import tree
+from fafed.core.batch import Batch, labels_of
 from fafed.data.sources.examples import Examples, Source
 from fafed.errors import DataError
 
-Usable = Callable[[tuple[Tensor, ...]], bool]  # whether the loss on these examples is finite
+Usable = Callable[[Any], bool]  # whether the loss on these examples is finite
 
 IGNORED = -100  # the label that torch's cross entropy ignores
 
@@ -23,7 +25,9 @@ def check_labels(
     clients whose labels are all ignored by the loss."""
     if not isinstance(source, Examples):
         return
-    labels = source.pool[-1]
+    labels = labels_of(source.pool)
+    if labels is None:
+        return
     none = torch.zeros_like(labels, dtype=torch.bool)
     wrong = none if classes is None else _wrong(labels, classes)
     left_out = none if ignored is None else labels == ignored
@@ -54,7 +58,7 @@ def check_finite(source: Source, clients: Iterable[int], usable: Usable) -> None
 def check_measured(
     parts: Mapping[str, Callable[[], Iterable[Batch]]],
     classes: int | None,
-    clients: tuple[Tensor, ...],
+    clients: Any,
     ignored: int | None,
     usable: Usable,
 ) -> None:
@@ -65,7 +69,8 @@ def check_measured(
         if not found:
             raise DataError(f"{name}: it has no examples; leave it out, or give it some")
         _check_agrees(found[0], clients, name)
-        for *_, labels in found:
+        every = [own for own in map(labels_of, found) if own is not None]
+        for labels in every:
             if classes is not None and (wrong := _wrong(labels, classes)).any():
                 raise _label(name, int(labels[wrong][0]), classes)
         first = 0
@@ -73,12 +78,20 @@ def check_measured(
             if (spoilt := _spoilt(data)) is not None:
                 row = int(spoilt.nonzero()[0])
                 _refuse_spoilt(data, row, usable, name, first + row)
-            first += len(data[0])
-        if ignored is not None and all((labels == ignored).all() for *_, labels in found):
+            first += len(tree.leaves(data)[0])
+        if every and ignored is not None and all((own == ignored).all() for own in every):
             raise _no_labels(name, ignored)
 
 
-def _check_agrees(data: tuple[Tensor, ...], clients: tuple[Tensor, ...], name: str) -> None:
+def _check_agrees(data: Any, clients: Any, name: str) -> None:
+    if isinstance(data, Mapping) or isinstance(clients, Mapping):
+        names, own_names = (sorted(d) if isinstance(d, Mapping) else [] for d in (data, clients))
+        if names != own_names:
+            raise DataError(
+                f"{name}: it has the names {names}, the clients' data {own_names}; "
+                "they need the same"
+            )
+        data, clients = ([d[n] for n in names] for d in (data, clients))
     for part, own in zip(data, clients, strict=False):
         if part.shape[1:] != own.shape[1:] or len(data) != len(clients):
             raise DataError(
@@ -91,10 +104,10 @@ def _check_agrees(data: tuple[Tensor, ...], clients: tuple[Tensor, ...], name: s
             )
 
 
-def _spoilt(data: tuple[Tensor, ...]) -> Tensor | None:
+def _spoilt(data: Any) -> Tensor | None:
     """Which examples hold NaN or infinity; None if there are none."""
     found = None
-    for part in data:
+    for part in tree.leaves(data):
         # a sum is quick and needs no memory; it is not finite if any number is not
         if part.is_floating_point() and not part.sum().isfinite():
             rows = ~part.isfinite().flatten(1).all(1) if part.ndim > 1 else ~part.isfinite()
@@ -102,21 +115,23 @@ def _spoilt(data: tuple[Tensor, ...]) -> Tensor | None:
     return found if found is not None and found.any() else None
 
 
-def _refuse_spoilt(
-    data: tuple[Tensor, ...], row: int, usable: Usable, who: str, example: int
-) -> None:
-    one = tuple(part[row : row + 1] for part in data)
+def _refuse_spoilt(data: Any, row: int, usable: Usable, who: str, example: int) -> None:
+    one = tree.take(data, slice(row, row + 1))
     if usable(one):
         return
-    which = next(
-        i for i, part in enumerate(one) if part.is_floating_point() and not part.isfinite().all()
-    )
-    part = "targets" if which == len(one) - 1 else "inputs"
-    value = float(one[which][~one[which].isfinite()][0])
-    raise DataError(
-        f"{who}: the {part} of example {example} hold {value}: clean them, for example with "
-        "torch.nan_to_num, or leave the example out"
-    )
+    for name, part in _named(one):
+        if part.is_floating_point() and not part.isfinite().all():
+            value = float(part[~part.isfinite()][0])
+            raise DataError(
+                f"{who}: the {name} of example {example} hold {value}: clean them, for example "
+                "with torch.nan_to_num, or leave the example out"
+            )
+
+
+def _named(data: Any) -> Iterable[tuple[str, Tensor]]:
+    if isinstance(data, Mapping):
+        return data.items()
+    return [("inputs" if i < len(data) - 1 else "targets", part) for i, part in enumerate(data)]
 
 
 def _wrong(labels: Tensor, classes: int) -> Tensor:

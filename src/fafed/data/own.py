@@ -22,7 +22,7 @@ from fafed.data.datasets.cache import reading
 from fafed.data.sources.examples import as_tensors
 from fafed.errors import ConfigError, DataError
 
-Pair = tuple[Tensor, Tensor]  # inputs, targets
+Pair = tuple[Tensor, Tensor] | dict[str, Tensor]  # inputs, targets; or tensors by name
 
 
 class Own(NamedTuple):
@@ -39,8 +39,8 @@ class _Shard(NamedTuple):
 def from_function(path: str, **options: Any) -> Own:
     """Call the function "module:function" with the options.
 
-    It returns (clients, test). clients is a list with one (inputs, targets) or map-style Dataset
-    per client. test is one of these, or None.
+    It returns (clients, test). clients is a list with one (inputs, targets), mapping of names to
+    tensors, or map-style Dataset per client. test is one of these, or None.
     """
     function = plugins.find(path, "data function")
     if not callable(function):
@@ -112,6 +112,10 @@ def _pair(shard: _Shard) -> Pair:
     if isinstance(data, tuple | list):
         data = tuple(_native(part) if isinstance(part, np.ndarray) else part for part in data)
     tensors = as_tensors(data, shard.name)
+    if isinstance(tensors, dict):
+        if len(next(iter(tensors.values()))) == 0:
+            raise DataError(f"{shard.name} has no examples: give it some or leave it out")
+        return {key: _settled(part, f"{shard.name}: {key}") for key, part in tensors.items()}
     if len(tensors) != 2:
         raise DataError(f"{shard.name} must be (inputs, targets), got {len(tensors)} tensors")
     if len(tensors[0]) == 0:
@@ -137,6 +141,9 @@ def _settled(tensor: Tensor, name: str) -> Tensor:
 
 
 def _kind(shard: _Shard, pair: Pair) -> str:
+    if isinstance(pair, dict):
+        named = sorted(pair.items())
+        return ", ".join(f"{key} {tuple(part.shape[1:])} {part.dtype}" for key, part in named)
     inputs, targets = (f"{tuple(part.shape[1:])} {part.dtype}" for part in pair)
     columns = f" (columns {', '.join(shard.columns)})" if shard.columns else ""
     return f"{inputs}{columns} -> {targets}"

@@ -3,39 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from fafed import data as datasets
 from fafed import models
-from fafed.core import plugins, randomness
-from fafed.core.batch import Batch
+from fafed.core import plugins, randomness, tree
+from fafed.core.batch import Batch, labels_of
 from fafed.data import partition
 from fafed.data.checks import check_measured
-from fafed.data.sources.examples import Examples, Indices, Source, examples_of
+from fafed.data.client_test import without_client_test
+from fafed.data.sources.examples import Columns, Examples, Indices, Source, examples_of
 from fafed.data.sources.streams import Streams, passage
 from fafed.engines.ranks import Ranks
 from fafed.errors import ConfigError, DataError, nearest
 from fafed.experiments.config import Experiment
-from fafed.objectives import metrics
 from fafed.objectives.base import Loss, Metric
+from fafed.objectives.batches import MODEL
+from fafed.objectives.metrics import METRICS
 from fafed.objectives.module import Model
 from fafed.training.build import build
-from fafed.training.evaluation import Parts, chunks, evaluator
+from fafed.training.evaluation import Part, Parts, chunked, evaluator
 from fafed.training.loop import Run
 
 T = TypeVar("T")
-LOSSES: dict[str, Loss] = {
+LOSSES: dict[str, Loss | str] = {
+    MODEL: MODEL,
     "cross_entropy": F.cross_entropy,
     "token_cross_entropy": models.token_cross_entropy,
     "mse": F.mse_loss,
 }
-METRICS: dict[str, Metric] = {"accuracy": metrics.accuracy}
 
 
 class Shards(NamedTuple):
@@ -46,6 +47,7 @@ class Shards(NamedTuple):
     counts: list[list[int]] | None  # clients x classes
     classes: list[str] | None
     text: bool
+    client_test: tuple[Part, ...] = ()  # of each client, if there is such data
 
 
 class Prepared(NamedTuple):
@@ -67,7 +69,15 @@ def prepare(
     shards = shard(experiment)
     device = ranks.device(experiment.device) if ranks else experiment.device
     goal = model(experiment, text=shards.text, device=device)
-    measured = shards.measured if ranks is None or ranks.rank == 0 else {}
+    leads = ranks is None or ranks.rank == 0
+    measure = evaluator(
+        goal,
+        shards.measured if leads else {},
+        chosen(experiment, text=shards.text),
+        clients=shards.client_test if leads else (),
+        workers=workers,
+        threads=threads,
+    )
     run = build(
         experiment.algorithm_object(shards.source.epoch_steps),
         goal,
@@ -79,17 +89,18 @@ def prepare(
         weights=experiment.weights,
         participation=experiment.participation,
         failure=experiment.failure,
-        measure=evaluator(
-            goal, measured, chosen(experiment, text=shards.text), workers=workers, threads=threads
-        ),
+        measure=measure,
         measure_every=experiment.eval_every,
         workers=workers,
         threads=threads,
         ranks=ranks,
     )
-    if isinstance(shards.source, Examples):
-        ignored = goal.averaged.ignored
-        check_measured(shards.measured, goal.classes, shards.source.pool, ignored, goal.usable)
+    if measure is not None:
+        if isinstance(shards.source, Examples):
+            ignored = goal.averaged.ignored
+            pool = shards.source.pool
+            check_measured(measure.all_parts(), goal.classes, pool, ignored, goal.usable)
+        measure.check()
     return Prepared(run, goal, shards)
 
 
@@ -105,8 +116,8 @@ def model(experiment: Experiment, *, text: bool, device: str | None = None) -> M
 
 
 def chosen(experiment: Experiment, *, text: bool) -> dict[str, Metric]:
-    """The experiment's metrics. For a text only the loss is evaluated."""
-    return {} if text else {name: _metric(name) for name in experiment.metrics}
+    """The experiment's metrics."""
+    return {name: _metric(name) for name in experiment.metric_names(text=text)}
 
 
 def shard(experiment: Experiment) -> Shards:
@@ -134,16 +145,27 @@ def _images(experiment: Experiment, images: datasets.Images) -> Shards:
     kept, held = held_out(len(labels), wanted.validation, experiment.seed)
     how = partition.build(dataset=wanted.name, **wanted.partition)
     parts = [kept[p] for p in how.split(labels[kept], wanted.clients, experiment.seed)]
-    source = Examples(images.train, parts, **sizes(experiment))
-    measured = {"test": _chunks(images.test)} | _sampled(experiment, images.train, parts)
+    source, tests = without_client_test(
+        Examples(images.train, parts, **sizes(experiment)),
+        wanted.client_test or None,
+        experiment.seed,
+    )
+    parts, chunks = source.parts, partial(chunked, size=experiment.eval_batch_size)
+    measured = {"test": chunks(images.test)} | _sampled(experiment, images.train, parts)
     if len(held):
-        measured["validation"] = _chunks(_rows(images.train, held))
+        measured["validation"] = chunks(_rows(images.train, held))
     counts = datasets.counts(labels, parts, len(images.classes)).tolist()
-    return Shards(source, measured, counts, list(images.classes), text=False)
+    classes = list(images.classes)
+    return Shards(source, measured, counts, classes, False, tuple(map(chunks, tests)))
 
 
 def _text(experiment: Experiment, text: datasets.Text) -> Shards:
     wanted = experiment.data
+    if wanted.client_test:
+        raise ConfigError(
+            f"data.client_test = {wanted.client_test}: a text is read from its beginning to its "
+            "end, so no share of it can be held out; set it to 0"
+        )
     how = partition.build("contiguous")
     parts = how.split(np.arange(len(text.train)), wanted.clients, experiment.seed)
     source = Streams(text.train, parts, bptt=wanted.bptt, **sizes(experiment))
@@ -156,7 +178,8 @@ def _text(experiment: Experiment, text: datasets.Text) -> Shards:
 
 def _own(experiment: Experiment, own: datasets.Own) -> Shards:
     source = examples_of(own.clients, **sizes(experiment))
-    measured = {} if own.test is None else {"test": _chunks(own.test)}
+    chunks = partial(chunked, size=experiment.eval_batch_size)
+    measured = {} if own.test is None else {"test": chunks(own.test)}
     if experiment.data.validation:
         kept = [
             held_out(n, experiment.data.validation, experiment.seed + i)
@@ -170,14 +193,25 @@ def _own(experiment: Experiment, own: datasets.Own) -> Shards:
                 f"with at most {max(source.examples)}: hold out more, or set it to 0"
             )
         source = Examples(source.pool, parts, **sizes(experiment))
-        measured["validation"] = _chunks(_rows(source.pool, held))
+        measured["validation"] = chunks(_rows(source.pool, held))
+    source, tests = without_client_test(
+        source, experiment.data.client_test or None, experiment.seed
+    )
+    own_tests = tuple(map(chunks, tests))
     measured |= _sampled(experiment, source.pool, source.parts)
-    labels = source.pool[-1]
-    if labels.is_floating_point() or labels.ndim != 1 or not len(labels) or int(labels.min()) < 0:
-        return Shards(source, measured, None, None, text=False)
+    labels = labels_of(source.pool)
+    if (
+        labels is None
+        or labels.is_floating_point()
+        or labels.ndim != 1
+        or not len(labels)
+        or int(labels.min()) < 0
+    ):
+        return Shards(source, measured, None, None, False, own_tests)
     classes = int(labels.max()) + 1
     counts = datasets.counts(labels.numpy(), source.parts, classes).tolist()
-    return Shards(source, measured, counts, [str(i) for i in range(classes)], text=False)
+    names = [str(i) for i in range(classes)]
+    return Shards(source, measured, counts, names, False, own_tests)
 
 
 def held_out(n: int, share: float, seed: int) -> tuple[Indices, Indices]:
@@ -188,7 +222,7 @@ def held_out(n: int, share: float, seed: int) -> tuple[Indices, Indices]:
 
 
 def _sampled(
-    experiment: Experiment, pool: tuple[Tensor, ...], parts: Sequence[Indices]
+    experiment: Experiment, pool: Columns, parts: Sequence[Indices]
 ) -> dict[str, Callable[[], Iterable[Batch]]]:
     """Some of the clients' examples. The loss of the server's model on them is the training loss.
     The mean loss of the clients' own steps is another number if their data differ."""
@@ -197,12 +231,12 @@ def _sampled(
     if not count:
         return {}
     order = randomness.permutations(randomness.keys("train sample", experiment.seed), len(used))
-    return {"train": _chunks(_rows(pool, np.sort(used[order[:count]])))}
+    rows = _rows(pool, np.sort(used[order[:count]]))
+    return {"train": chunked(rows, experiment.eval_batch_size)}
 
 
-def _rows(pool: tuple[Tensor, ...], rows: Indices) -> tuple[Tensor, ...]:
-    chosen = torch.from_numpy(rows)
-    return tuple(part[chosen] for part in pool)
+def _rows(pool: Columns, rows: Indices) -> Columns:
+    return tree.take(pool, torch.from_numpy(rows))
 
 
 def sizes(experiment: Experiment) -> dict[str, Any]:
@@ -213,11 +247,7 @@ def sizes(experiment: Experiment) -> dict[str, Any]:
     return {"batch_size": b, "anchor_size": anchor, "seed": experiment.seed}
 
 
-def _chunks(data: tuple[Tensor, ...]) -> Callable[[], Iterable[Batch]]:
-    return lambda: chunks(data)
-
-
-def _loss(name: str, text: bool) -> Loss:
+def _loss(name: str, text: bool) -> Loss | str:
     if name == "auto":
         name = "token_cross_entropy" if text else "cross_entropy"
     return _named(name, LOSSES, "loss")

@@ -9,6 +9,11 @@ directly or inside a functools.partial. Examples: F.cross_entropy,
 nn.CrossEntropyLoss(ignore_index=0), or your own function with a parameter ignore_index=0. fafed
 finds the class weights of torch's cross entropy and nll_loss. It cannot look inside a lambda: there
 every example counts.
+
+Batches that are mappings: the labels are batch["labels"]. With loss="model", -100 does not count.
+If the model predicts label i + 1 at position i, as the causal language models of transformers do,
+the first label of each row does not count either: fafed tries this on the first batch. A batch
+without integer labels has the weight of its examples.
 """
 
 from __future__ import annotations
@@ -20,6 +25,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+IGNORED = -100  # the label that torch's cross entropy ignores by default
 
 
 class Averaged(NamedTuple):

@@ -24,6 +24,7 @@ import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
 from fafed import data as datasets
+from fafed.core import tree
 from fafed.data.sources.examples import Examples, Source
 from fafed.errors import ConfigError, DataError
 from fafed.experiments.assemble import held_out, shard, sizes
@@ -105,7 +106,9 @@ class Site(Part):
         if len(own.clients) != 1:
             raise DataError(f"the silo's data has {len(own.clients)} clients: a silo is one")
         (pool,) = own.clients
-        rows, _ = held_out(len(pool[0]), experiment.data.validation, experiment.seed + client)
+        rows, _ = held_out(
+            len(tree.leaves(pool)[0]), experiment.data.validation, experiment.seed + client
+        )
         self.limits.check_rows(experiment, experiment.algorithm_object(1), len(rows))
         # Draws depend on the client's number. So every other client is a stand-in of one row.
         parts = [rows if i == client else np.zeros(1, np.int64) for i in range(clients)]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fafed.core.algorithm import Algorithm, AnyAlgorithm
+from fafed.core.arguments import checked
 from fafed.core.plain import number, plain
 from fafed.data.checks import check_finite, check_labels
 from fafed.data.sources.examples import ClientBatches, Source
@@ -50,7 +51,8 @@ def build(
         clients, ignored = range(len(source.examples)), objective.averaged.ignored
         check_labels(source, clients, objective.classes, ignored)
         check_finite(source, clients, objective.usable)
-    algorithm = algorithm.bind_model(objective.sizes)
+    rounds, local_steps = checked("rounds", rounds), checked("local_steps", local_steps)
+    algorithm = algorithm.bind_model(objective.shapes).bind_run(rounds, local_steps)
     population = len(source.examples)
     cohort = Cohort(population, participation=participation, failure=failure, seed=seed)
     simulation = Simulation(

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeGuard
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from torch import Tensor
 
@@ -27,7 +27,13 @@ from fafed.training.cohort import Cohort
 log = logging.getLogger("fafed")
 
 
-Measure = Callable[[Tensor, tuple[Tensor, ...]], Mapping[str, Mapping[str, float]]]
+class Measure(Protocol):
+    """Evaluates a model, its vector and its buffers, after so many local steps. Returns part ->
+    name -> number; the parts are fields of a `Record`."""
+
+    def __call__(
+        self, x: Tensor, buffers: tuple[Tensor, ...], step: int, /
+    ) -> Mapping[str, Mapping[str, Any]]: ...
 
 
 TOO_LARGE = 1e8  # a loss above this multiple of (1 + |first round's loss|) is a divergence
@@ -239,17 +245,21 @@ class Run:
         shared, buffers, number, _, totals = state
         last = number == self.rounds
         wanted = self.measure and (last or number % self.measure_every == 0)
-        measured = self.measure(shared.x, buffers) if self.measure and wanted else {}
+        step = number * self.local_steps
+        measured = self.measure(shared.x, buffers, step) if self.measure and wanted else {}
         seen = self.algorithm.diagnostics(shared)
         return Record(
             round=number,
-            steps=number * self.local_steps,
+            steps=step,
             **totals._asdict(),
             clients=clients,
             train_loss=loss,
             train=dict(measured.get("train", {})),
             test=dict(measured.get("test", {})),
             validation=dict(measured.get("validation", {})),
+            clients_test=dict(measured.get("clients_test", {})),
+            personalised=dict(measured.get("personalised", {})),
+            client_values=dict(measured.get("client_values", {})),
             diagnostics={name: float(value) for name, value in seen.items()},
         )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from fafed.kernels.vmap_bridge import for_all_clients
 
 BatchSize = int | Literal["full"]
 Indices = NDArray[np.int64]
+Columns = tuple[Tensor, ...] | dict[str, Tensor]  # one row per example
 
 
 class Drawn(NamedTuple):
@@ -166,6 +167,8 @@ class Examples(Source):
         return tree.map(lambda leaf: _rows(leaf, rows), self.pool)
 
     def pick(self, rows: Tensor) -> Any:
+        if isinstance(self.pool, Mapping):
+            return self.gather(rows)
         inputs, *rest = self.pool
         return Picked(rows, inputs), *(_rows(leaf, rows) for leaf in rest)
 
@@ -261,8 +264,8 @@ def _rows(pool: Tensor, rows: Tensor) -> Tensor:
     return for_all_clients(of_all, rows)[0]
 
 
-def as_tensors(data: object, name: str) -> tuple[Tensor, ...]:
-    """A dataset, or a tuple of tensors or arrays, as tensors with one row per example."""
+def as_tensors(data: object, name: str) -> Columns:
+    """A dataset, or a tuple or mapping of tensors or arrays, as tensors, one row each."""
     if isinstance(data, IterableDataset):
         raise DataError(
             f"{name} is an IterableDataset, which has no length and no order to draw from: "
@@ -272,19 +275,29 @@ def as_tensors(data: object, name: str) -> tuple[Tensor, ...]:
         raise DataError(f"{name} is a DataLoader: give its .dataset; fafed draws the batches")
     if isinstance(data, Dataset):
         data = _materialised(data, name)
+    if isinstance(data, Mapping):
+        if not data:
+            raise DataError(f"{name} is an empty mapping: give it a tensor for each name")
+        named = {str(key): _as_tensor(part, f"{name}, {key!r}") for key, part in data.items()}
+        _check_lengths(list(named.values()), name)
+        return named
     if not isinstance(data, tuple | list) or len(data) < 2:
         raise DataError(
-            f"{name} must be a Dataset or a tuple of tensors (inputs, targets), "
-            f"got {type(data).__name__}"
+            f"{name} must be a Dataset or a tuple of tensors (inputs, targets) or a mapping of "
+            f"tensors, got {type(data).__name__}"
         )
     tensors = tuple(_as_tensor(part, name) for part in data)
+    _check_lengths(tensors, name)
+    return tensors
+
+
+def _check_lengths(tensors: Sequence[Tensor], name: str) -> None:
     lengths = [len(part) if part.ndim else 0 for part in tensors]
     if len(set(lengths)) != 1:
         raise DataError(
             f"{name} has tensors of {', '.join(map(str, lengths))} rows: "
             "inputs and targets need one row for each example"
         )
-    return tensors
 
 
 def _as_tensor(part: object, name: str) -> Tensor:
@@ -296,7 +309,7 @@ def _as_tensor(part: object, name: str) -> Tensor:
         ) from cause
 
 
-def _materialised(dataset: Any, name: str) -> tuple[Tensor, ...]:
+def _materialised(dataset: Any, name: str) -> Columns:
     tensors = getattr(dataset, "tensors", None)  # TensorDataset: take them as they are
     if tensors is not None:
         return tuple(tensors)
@@ -304,13 +317,17 @@ def _materialised(dataset: Any, name: str) -> tuple[Tensor, ...]:
         raise DataError(f"{name} has no examples: give it some or leave it out of clients")
     rows = [dataset[i] for i in range(len(dataset))]
     try:
+        if isinstance(rows[0], Mapping):
+            return {
+                key: torch.stack([torch.as_tensor(row[key]) for row in rows]) for key in rows[0]
+            }
         return tuple(
             torch.stack([torch.as_tensor(v) for v in col]) for col in zip(*rows, strict=True)
         )
-    except (TypeError, ValueError, RuntimeError) as cause:
+    except (TypeError, ValueError, KeyError, RuntimeError) as cause:
         raise DataError(
             f"{name}: its items do not stack into tensors ({cause}); "
-            "return (input, target) of the same shapes and types for every example"
+            "return (input, target), or a mapping, of the same shapes and types for every example"
         ) from cause
 
 
@@ -330,16 +347,19 @@ def examples_of(clients: Sequence[object], **options: Any) -> Examples:
         )
     shards = [as_tensors(data, f"client {i}") for i, data in enumerate(clients)]
     first = shards[0]
+    lengths = [len(tree.leaves(shard)[0]) for shard in shards]
     for i, shard in enumerate(shards):
-        if len(shard[0]) == 0:
+        if lengths[i] == 0:
             raise DataError(f"client {i} has no examples: give it some or leave it out of clients")
-        if [(p.shape[1:], p.dtype) for p in shard] != [(p.shape[1:], p.dtype) for p in first]:
+        if _kinds(shard) != _kinds(first):
             raise DataError(
                 f"clients disagree: an example of client 0 is {_described(first)}, one of client "
                 f"{i} is {_described(shard)}; all clients need the same shapes and types"
             )
-    pool = tuple(torch.cat(parts) for parts in zip(*shards, strict=True))
-    ends = np.cumsum([len(shard[0]) for shard in shards])
+        if isinstance(shard, dict):  # in one order of names
+            shards[i] = {name: shard[name] for name in cast(dict[str, Tensor], first)}
+    pool = tree.map(lambda *parts: torch.cat(parts), first, *shards[1:])
+    ends = np.cumsum(lengths)
     parts = np.split(np.arange(ends[-1]), ends[:-1])
     return Examples(pool, parts, **options)
 
@@ -352,5 +372,14 @@ def _cure(clients: object) -> str:
     return ": write list(clients)" if isinstance(clients, Iterator) else ""
 
 
-def _described(shard: tuple[Tensor, ...]) -> str:
-    return " and ".join(f"{tuple(part.shape[1:])} {part.dtype}" for part in shard)
+def _kinds(shard: Columns) -> object:
+    """The shape and the type of each part of an example."""
+    if isinstance(shard, dict):
+        return {name: (part.shape[1:], part.dtype) for name, part in shard.items()}
+    return [(part.shape[1:], part.dtype) for part in shard]
+
+
+def _described(shard: Columns) -> str:
+    named = shard.items() if isinstance(shard, dict) else (("", part) for part in shard)
+    parts = (f"{name} {tuple(part.shape[1:])} {part.dtype}".strip() for name, part in named)
+    return " and ".join(parts)

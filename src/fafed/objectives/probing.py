@@ -1,0 +1,203 @@
+"""Try a model on one batch before the first round.
+
+This refuses what cannot work. It finds out whether the model draws random numbers (then every
+evaluation is seeded by its batch), and which fast paths compute the same as plain torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fafed.core import randomness
+from fafed.core.batch import Batch, labels_of
+from fafed.errors import ConfigError
+from fafed.kernels import build
+from fafed.kernels.network import recognised
+from fafed.objectives import agreement
+from fafed.objectives.batches import MODEL, check_loss, scores_of
+from fafed.objectives.labels import IGNORED
+
+if TYPE_CHECKING:
+    from fafed.objectives.module import Model
+
+log = logging.getLogger("fafed")
+
+
+def probe(model: Model, batch: Batch) -> None:
+    """Try one batch, and set the attributes of the model that depend on it."""
+    data = batch.data
+    check_loss(model.loss, data, model.recurrent)
+    with torch.no_grad(), forked(model.device):
+        outputs = _tried(model, batch)
+        value = _loss(model, outputs, data)
+        model.shifted = _shifted(model, batch)
+    if not isinstance(value, Tensor) or value.numel() != 1 or value.ndim:
+        raise ConfigError(
+            f"loss must return one number, the mean over the batch, got {_shape(value)}: "
+            "use reduction='mean', or take .mean()"
+        )
+    model.classes = _classes(model, outputs, data)
+    _choose_ways(model, batch)
+
+
+def _tried(model: Model, batch: Batch) -> Any:
+    """The outputs for the batch. Sets whether the model draws random numbers."""
+    before = _rng_state(model.device)
+    try:
+        outputs, memory = model._outputs(model.x0, batch, model.start())
+    except Exception as cause:
+        raise ConfigError(
+            f"{_name(model)} cannot take a batch of shape {_shapes(batch.data)}: {cause}"
+        ) from cause
+    _check_buffers(model, memory.buffers)
+    model.stochastic = not torch.equal(before, _rng_state(model.device))
+    if model.stochastic:
+        before = _rng_state(model.device)
+        with randomness.KeyedDropout(batch.key):
+            model._outputs(model.x0, batch, model.start())
+        model.generator = not torch.equal(before, _rng_state(model.device))
+    return outputs
+
+
+def _loss(model: Model, outputs: Any, data: Any) -> object:
+    try:
+        return model._loss_of(outputs, data)
+    except ConfigError:
+        raise
+    except Exception as cause:
+        if isinstance(data, Mapping):
+            raise ConfigError(
+                f"loss cannot be computed from the model's {type(outputs).__name__} and a batch "
+                f"with {', '.join(map(repr, data))}: {cause}; it must be a function of (output, "
+                "batch), or 'model' for the model's own loss"
+            ) from cause
+        raise ConfigError(
+            f"loss cannot compare outputs {_shape(outputs)} with targets {_shape(data[-1])}: "
+            f"{cause}"
+        ) from cause
+
+
+def _shifted(model: Model, batch: Batch) -> bool:
+    """Whether the model's own loss leaves out the first label of each row, because position i
+    predicts label i + 1. Then labels that all are ignored but the first have no loss."""
+    labels = labels_of(batch.data)
+    if model.loss != MODEL or labels is None or labels.ndim < 2 or labels.is_floating_point():
+        return False
+    first = torch.full_like(labels, IGNORED)
+    first[:, 0] = 0
+    data = dict(batch.data) | {"labels": first}
+    try:
+        outputs, _ = model._outputs(model.x0, batch._replace(data=data), model.start())
+        value = model._loss_of(outputs, data)
+    except Exception:  # a model that cannot take such labels
+        return False
+    return not bool(torch.isfinite(value)) or float(value) == 0
+
+
+def _classes(model: Model, outputs: Any, data: Any) -> int | None:
+    """How many classes there are; None if labels are not class numbers."""
+    labels = labels_of(data)
+    if labels is None or labels.dtype != torch.int64:
+        return None
+    if model.loss == MODEL:
+        scores = scores_of(outputs)
+        known = scores is not None and scores.ndim > 1 and scores.shape[-1] > 1
+        return scores.shape[-1] if scores is not None and known else None
+    return outputs.shape[1] if model.loss is F.cross_entropy else None
+
+
+def _choose_ways(model: Model, batch: Batch) -> None:
+    """Choose the fast paths for this model that compute the same as torch."""
+    with forked(model.device):
+        if model.fused:
+            model.fused = False
+            why = agreement.of_switch(model, "fused", batch)
+            model.fused = _agrees(model, "the loss that it computes itself", why)
+        if isinstance(batch.data, Mapping):
+            model.not_native = "batches are mappings"
+            return
+        model.channels_last = _likes_channels_last(model, batch)
+        known = recognised(model.module, model.loss)
+        if known is None or len(batch.data) != 2 or not known.takes(*batch.data):
+            return
+        if not build.available(known.dtype):
+            model.network = known  # `not_native` says why it cannot be used
+            return
+        why = agreement.of_network(model, known, batch)
+        if _agrees(model, "its network in C", why):
+            model.network = known
+            why = agreement.of_steps(model, known, batch)
+            model.steps_in_c = _agrees(model, "its local steps in C", why)
+        else:
+            model.not_native = f"its network in C does not compute what torch does ({why})"
+
+
+def _agrees(model: Model, way: str, why: str | None) -> bool:
+    if why is not None:
+        log.warning(
+            "%s: %s does not compute what torch does and is not used (%s, on the first batch)",
+            _name(model),
+            way,
+            why,
+        )
+    return why is None
+
+
+def _check_buffers(model: Model, after: tuple[object, ...]) -> None:
+    """A forward pass must keep type and shape of buffers: they are averaged over clients."""
+    for name, old, new in zip(model.buffer_names, model.start().buffers, after, strict=True):
+        if not isinstance(new, Tensor) or (new.shape, new.dtype) != (old.shape, old.dtype):
+            raise ConfigError(
+                f"{_name(model)} makes its buffer {name!r}, a {old.dtype} of "
+                f"shape {_shape(old)}, {_described(new)}: a forward pass may change numbers, "
+                "but neither shape nor type"
+            )
+
+
+def _likes_channels_last(model: Model, batch: Batch) -> bool:
+    if model.device.type != "cpu" or model.recurrent or batch.data[0].ndim != 4:
+        return False
+    if not any(isinstance(m, nn.Conv2d) for m in model.module.modules()):
+        return False
+    model.channels_last = True
+    try:
+        model._loss(model.x0, batch, model.start())
+        model.channels_last = False
+        why = agreement.of_switch(model, "channels_last", batch)
+    except RuntimeError:  # code such as x.view(len(x), -1) needs the usual layout
+        return False
+    return _agrees(model, "images with their channels last", why)
+
+
+def forked(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
+def _rng_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _name(model: Model) -> str:
+    return type(model.module).__name__
+
+
+def _shapes(data: Any) -> str:
+    if isinstance(data, Mapping):
+        return ", ".join(f"{name} {_shape(part)}" for name, part in data.items())
+    return ", ".join(_shape(part) for part in data[:-1])
+
+
+def _described(value: object) -> str:
+    kind = f"a {value.dtype} of shape " if isinstance(value, Tensor) else "a "
+    return kind + _shape(value)
+
+
+def _shape(value: object) -> str:
+    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
