@@ -173,6 +173,8 @@ def lost(module):
         ({"model": lost(Named(3, 2))}, "Named has NaN or infinity among its parameters"),
         ({"device": 3.5}, "device '3.5' cannot be used"),
         ({"weights": [1, math.inf]}, "2 positive numbers, one per client, got"),
+        ({"metrics": [len], "test": CLIENTS[0]}, "metrics must map names to metrics, such as"),
+        ({"metrics": "accuracy", "test": CLIENTS[0]}, "metrics must map names .* got 'accuracy'"),
         ({"weights": None}, "weights must be 'uniform', 'examples' or 2 positive numbers"),
         ({"participation": [0, 1]}, "participation has 0 for a round: a round needs a list"),
         ({"participation": "all"}, "participation must be a fraction in .*, got 'all'"),
@@ -306,7 +308,7 @@ def test_what_is_refused_leaves_no_run(toml, tmp_path):
 @pytest.mark.parametrize("command", ["compare", "tune"])
 @pytest.mark.parametrize("names", ["fedavg,fafed, fedavg", " , "])
 def test_algorithms_are_named_once(command, names, toml, tmp_path):
-    with pytest.raises(fafed.ConfigError, match="name each algorithm once"):
+    with pytest.raises(fafed.ConfigError, match="name each once"):
         call(command, toml, "--algorithms", names, "--runs", tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
 

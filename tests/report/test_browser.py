@@ -187,7 +187,28 @@ def test_a_phone_does_not_scroll_sideways(browser: Any) -> None:
     settle(browser)
     assert browser.execute_script("return document.documentElement.scrollWidth") == 390
     assert max(layouts(browser, "width")) <= 390
-    # Tables that are wider scroll in their own boxes.
+    # Tables that are wider scroll in their own boxes. The names of their rows stay in sight, and
+    # every heading of a column can be read when it is scrolled to.
+    hidden = browser.execute_script(
+        """
+        document.querySelectorAll("details").forEach((part) => { part.open = true; });
+        const wrong = [];
+        for (const box of document.querySelectorAll(".scroll")) {
+          box.scrollIntoView({ block: "center" });
+          for (const cell of box.querySelectorAll("thead th:not(:first-child)")) {
+            cell.scrollIntoView({ block: "center", inline: "end" });
+            const edge = box.querySelector("th").getBoundingClientRect();
+            const at = cell.getBoundingClientRect(), all = box.getBoundingClientRect();
+            const read = at.left >= edge.right - 1 && at.right <= all.right + 1;
+            const named = Math.abs(edge.left - all.left) <= 1 && edge.width <= 150;
+            const whole = cell.scrollWidth <= cell.clientWidth;
+            if (!(read && named && whole)) wrong.push(cell.textContent);
+          }
+        }
+        return wrong;
+        """
+    )
+    assert hidden == []
     wide = (
         "return [...document.querySelectorAll('.scroll')].some(b => b.scrollWidth > b.clientWidth)"
     )

@@ -21,6 +21,7 @@ from fafed.cli.options import (
     Root,
     Workers,
     interruptible,
+    names_once,
     print_json,
 )
 
@@ -176,23 +177,12 @@ def compare(
 
     need_report("fafed compare")
     found = Experiment.read(experiment, changes or ())
-    plan = grid(found, _names(algorithms), seeds)
+    plan = grid(found, names_once("--algorithms", algorithms), seeds)
     folder = output or root / found.name
     files.make_folder(folder)  # before hours of work, not after them
     with interruptible(), Display(quiet=as_json) as display:
         places = run_all(plan, root, jobs, display.tick)
     _report(places, folder, as_json, title=f"Comparison: {found.name}", target=target)
-
-
-def _names(algorithms: str) -> list[str]:
-    """The names in a list with commas."""
-    from fafed.errors import ConfigError
-
-    names = [name.strip() for name in algorithms.split(",") if name.strip()]
-    if not names or len(set(names)) < len(names):
-        why = "names one twice" if names else "names none"
-        raise ConfigError(f"--algorithms {algorithms!r} {why}: name each algorithm once")
-    return names
 
 
 def tune(
@@ -229,7 +219,7 @@ def tune(
             raise ConfigError(f"{option} must be {' or '.join(allowed)}, got {value!r}")
     found = Experiment.read(experiment, changes or ())
     studies, settings = [], {}
-    for name in _names(algorithms):
+    for name in names_once("--algorithms", algorithms):
         with interruptible():
             done = search(
                 found,

@@ -60,6 +60,11 @@ class Evaluator:
         self.whole: dict[str, Callable[..., Any]] = {}
         self.stateful: dict[str, Any] = {}
         self.higher = {"loss": False}
+        if not isinstance(metrics, Mapping):
+            raise ConfigError(
+                "metrics must map names to metrics, such as {'accuracy': fafed.metrics.accuracy}, "
+                f"got {metrics!r}"
+            )
         for name, metric in metrics.items():
             self._sort(name, metric)
         self.names = ["loss", *metrics]
