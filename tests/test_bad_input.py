@@ -46,7 +46,7 @@ def train(model=None, clients=CLIENTS, algorithm=None, **changes):
 
 NUMBERS = {
     "rounds": (0, -1, 2.0, "2", None, True),
-    "local_steps": (0, 2.5, "2", None),
+    "local_steps": (0, 2.5, "2"),
     "batch_size": (0, 2.0, "all", None, True),
     "opening_batch_size": (0, 1.5, "all"),
     "seed": (None, 1.5, True, -1, "0", 2**63),
@@ -56,6 +56,7 @@ NUMBERS = {
     "threads": (0, None, 1.5),
     "workers": (0, 1.0, "all", True),
     "failure": (1.0, -0.1, "0", None, math.nan),
+    "sam": ("0", -1.0, math.inf),
     "clip": ("1", 0.0, -1.0, math.nan, math.inf, True),
     "weight_decay": ("0", -1.0, None, math.nan),
 }

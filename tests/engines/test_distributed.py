@@ -85,11 +85,16 @@ def test_every_algorithm_gives_the_numbers_of_the_loop(ranks, tmp_path):
             assert one["xs"] == ours[0]["xs"], label  # to the last digit on every rank
             assert near(one["xs"], xs), label
             assert near(one["again"], xs[-1]), label
+            if label.startswith("secure"):  # sums of integers do not depend on the ranks
+                assert one["xs"] == xs.tolist(), label
+                assert one["again"] == xs[-1].tolist(), label
         for got, due in (("records", records), ("rest", records[SAVED:])):
             for a, b in zip(ours[0][got], due, strict=True):
-                assert a == pytest.approx(b, rel=10 * tolerance(xs)), label
+                exact = label.startswith("secure")
+                assert a == (b if exact else pytest.approx(b, rel=10 * tolerance(xs))), label
         exchanges = len(algorithm.opening()) + ROUNDS * len(algorithm.exchanges())
-        assert ours[0]["reduced"] == exchanges, label
+        if "too large" not in label:  # those exchanges are made again, or nobody answers
+            assert ours[0]["reduced"] == exchanges, label
         for rank, one in enumerate(ours):
             assert all(client % ranks == rank for client in one["own"])
         # what the ranks have saved is what the simulation has, and it goes on from there

@@ -23,6 +23,7 @@ from fafed.engines import distributed
 from fafed.engines.ranks import Lost, RankFailed, joined
 from fafed.experiments import checkpoint
 from fafed.objectives.module import Model
+from fafed.privacy.options import Privacy
 from fafed.training.build import build
 
 STEPS, ROUNDS, SAVED = 2, 3, 1
@@ -49,6 +50,18 @@ def cases(ranks):
         p = Problem(5, weights=[1.0, 0.2, 3.0, 0.7, 5.0]) if some else Problem(a.population or 2)
         p.x0, p.pool = p.x0.float(), tuple(part.float() for part in p.pool)
         yield name, a, p, {"participation": 0.4 if some else 1.0}
+    for name in ALGORITHMS:  # as integers, so that every digit is the same
+        a = make(name)
+        if ranks == 2 and not a.population:
+            yield f"secure {name}", a, Problem(4), {"privacy": Privacy(secure=True)}
+    bits = Privacy(secure=True, bits=32, first_bound=8.0)
+    small = {"privacy": bits, "participation": 0.6}  # one rank has no clients in some rounds
+    yield "secure in 32 bits", make("mime"), Problem(5, weights=[1.0, 0.2, 3.0, 0.7, 5.0]), small
+    tight = {"privacy": Privacy(secure=True, first_bound=2.0**-6)}  # all are too large at first
+    yield "secure, too large, and again", make("scaffold"), Problem(4), tight
+    yield "secure, too large, and absent", make("fedavg"), Problem(5), tight
+    yield "secure buffers", STEM(0.05), Recurrent(), {"privacy": Privacy(secure=True)}
+    yield "secure and ignored labels", make("fedavg"), Ignoring(), {"privacy": bits}
     yield "silent rounds", FedPD(0.05, every=2, oracle="II"), Problem(ranks - 1), {}
     yield "buffers and hidden states", STEM(0.05), Recurrent(), {"participation": 0.5}
     yield "assigned buffers and ignored labels", STEM(0.05), Ignoring(), {}

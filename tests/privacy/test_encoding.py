@@ -33,10 +33,14 @@ vectors = st.integers(1, 6).flatmap(
 @given(vectors, st.randoms(use_true_random=False), st.sampled_from([torch.float32, torch.float64]))
 def test_a_sum_does_not_depend_on_its_order(messages, random, dtype):
     def total(order):
-        found = torch.zeros(len(messages[0]), dtype=torch.int64)
-        for i in order:
-            PLAIN.encode("m", torch.tensor(messages[i], dtype=dtype), 0.3, 10, out=found)
-        return found
+        leaves = [torch.tensor(messages[i], dtype=dtype) for i in order]
+        one_by_one = sum(PLAIN.encode("m", leaf, 0.3, 10) for leaf in leaves)
+        rows = torch.stack(leaves)
+        together = torch.zeros(rows.shape[1], dtype=torch.int64)
+        weights = torch.full((len(rows),), 0.3, dtype=torch.float64)
+        PLAIN.add(together, rows, weights, 10, torch.zeros(len(rows), dtype=torch.int64))
+        assert torch.equal(one_by_one, together)
+        return together
 
     order = list(range(len(messages)))
     here = total(order)

@@ -6,7 +6,7 @@ NumPy's numbers are accepted wherever Python's are, and become Python's.
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from fafed.core.hyper import Rule, above, at_least, integer, optional
 from fafed.core.plain import number, plain
@@ -49,8 +49,12 @@ ARGUMENTS = {
     "threads": Argument(_POSITIVE, "how many torch threads each worker has"),
     "failure": Argument(_PROBABILITY, "how often an invited client fails"),
     "clip": Argument(optional(above(0)), "it bounds the norm of a gradient"),
+    "sam": Argument(at_least(0), "the gradient is taken so far away"),
     "weight_decay": Argument(at_least(0), "this multiple of x is added to a gradient"),
 }
+
+
+DEFAULTS = ("local_steps",)  # these may be None in a call
 
 
 def checked(name: str, value: T) -> T:
@@ -60,3 +64,14 @@ def checked(name: str, value: T) -> T:
     if not rule.allows(found):
         raise ConfigError(f"{name} must be {rule}, got {found!r}: {about}")
     return found
+
+
+def checked_all(given: dict[str, Any]) -> dict[str, Any]:
+    """All arguments of a call, with plain numbers. One that is left out, as None, keeps its
+    default."""
+    return {
+        name: checked(name, value)
+        if name in ARGUMENTS and (value is not None or name not in DEFAULTS)
+        else plain(value)
+        for name, value in given.items()
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -10,10 +11,12 @@ from torch import Tensor
 
 from fafed.core import tree
 from fafed.core.batch import Batch, labels_of
-from fafed.data.sources.examples import Examples, Source
+from fafed.data.sources.examples import Examples, Shuffled, Source
+from fafed.data.sources.lazy import LazyPart
 from fafed.errors import DataError
 
 Usable = Callable[[Any], bool]  # whether the loss on these examples is finite
+log = logging.getLogger("fafed")
 
 IGNORED = -100  # the label that torch's cross entropy ignores
 
@@ -40,9 +43,26 @@ def check_labels(
             raise _no_labels(f"client {client}", ignored)
 
 
-def check_finite(source: Source, clients: Iterable[int], usable: Usable) -> None:
+def check_sizes(source: Source) -> None:
+    """Warn if a batch is larger than the data of a client."""
+    size = getattr(source, "batch_size", None)
+    if not isinstance(source, Shuffled) or not isinstance(size, int):
+        return
+    small = [client for client, n in enumerate(source.examples) if n < size]
+    if small:
+        log.warning(
+            "client %d has %d examples, fewer than batch_size = %d: they repeat within a batch%s",
+            small[0],
+            source.examples[small[0]],
+            size,
+            f" (so do those of {len(small) - 1} other clients)" if len(small) > 1 else "",
+        )
+
+
+def check_numbers(source: Source, clients: Iterable[int], usable: Usable) -> None:
     """Refuse clients whose examples hold NaN or infinity. An example is accepted if the loss on it
-    is finite all the same: some models and losses expect such numbers."""
+    is finite all the same: some models and losses expect such numbers. Data that is read later is
+    checked then."""
     if not isinstance(source, Examples):
         return
     spoilt = _spoilt(source.pool)
@@ -58,17 +78,21 @@ def check_finite(source: Source, clients: Iterable[int], usable: Usable) -> None
 def check_measured(
     parts: Mapping[str, Callable[[], Iterable[Batch]]],
     classes: int | None,
-    clients: Any,
+    source: Source,
     ignored: int | None,
     usable: Usable,
 ) -> None:
     """Refuse evaluation data that are not like the clients' data, have wrong labels, or hold NaN or
-    infinity that the loss on them shows."""
+    infinity that the loss on them shows. Data that is read batch by batch is checked as it is
+    read."""
     for name, batches in parts.items():
+        if isinstance(batches, LazyPart):
+            continue
         found = [batch.data for batch in batches()]
         if not found:
             raise DataError(f"{name}: it has no examples; leave it out, or give it some")
-        _check_agrees(found[0], clients, name)
+        if isinstance(source, Examples):
+            _check_agrees(found[0], source.pool, name)
         every = [own for own in map(labels_of, found) if own is not None]
         for labels in every:
             if classes is not None and (wrong := _wrong(labels, classes)).any():

@@ -84,6 +84,10 @@ class Engine(ABC):
     def restore(self, snapshot: Snapshot) -> None:
         """Put the clients into this state. On several ranks, call `deal` next."""
 
+    def close(self) -> None:  # noqa: B027
+        """End what works for this engine, such as processes that read data. It can be used again
+        afterwards."""
+
     def hand_over(self) -> None:
         """Send the states of this rank's clients to rank 0."""
         raise NotImplementedError(f"{type(self).__name__} runs in one process")
@@ -108,6 +112,10 @@ class StateLost(FafedError):
     def __init__(self, clients: Sequence[int]) -> None:
         super().__init__(f"clients {list(clients)} have lost what they kept of the run")
         self.clients = tuple(clients)
+
+
+class NobodyAnswered(FafedError):
+    """Too few clients have answered. The round counts as one in which nobody did."""
 
 
 class Reply(NamedTuple):

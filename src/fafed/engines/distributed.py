@@ -9,7 +9,7 @@ discard the round together.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import compress, islice
 from typing import NoReturn
 
 import torch
@@ -21,6 +21,7 @@ from fafed.core.gradient import zero_grad
 from fafed.core.tree import Tree
 from fafed.data.sources.examples import ClientBatches
 from fafed.engines.base import ClientState, Engine, NotFinite, Reply, Snapshot
+from fafed.engines.encoded import ATTEMPTS, EncodedMean
 from fafed.engines.ranks import RankFailed, Ranks
 from fafed.engines.simulation import Simulation, Sums
 from fafed.objectives.base import Objective
@@ -60,18 +61,37 @@ class Distributed(Engine):
         opening: bool,
     ) -> Reply:
         """Carry the exchange to these clients. They make the local steps step+1 .. step+q."""
+        request = exchange, shared, buffers
+        before = self.nobody
+        for attempt in range(ATTEMPTS):
+            self.nobody = before
+            sums = self._sums(*request, clients, step, opening)
+            if attempt == ATTEMPTS - 1 or not self.simulation.too_large(sums):
+                break
+        return self.simulation.reply(exchange, sums, clients)
+
+    def _sums(
+        self,
+        exchange: Exchange,
+        shared: HasX,
+        buffers: tuple[Tensor, ...],
+        clients: Sequence[int],
+        step: int,
+        opening: bool,
+    ) -> Sums:
+        """The sums over all ranks' clients."""
         own = [client for client in clients if self.ranks.hosts(client)]
         request = exchange, shared, buffers
         failure: Exception | None = None
         try:
             if own:
-                sums = self.simulation.collect(*request, own, step)
+                sums = self.simulation.collect(*request, own, step, opening)
             else:
-                sums = self._empty(*request, clients, step)
+                sums = self._empty(*request, clients, step, opening)
         except Exception as error:  # the other ranks must know before it is raised
-            failure, sums = error, self._empty(*request, own or clients, step)
+            failure, sums = error, self._empty(*request, own or clients, step, opening)
         self._add_up(sums, clients, failure)
-        return self.simulation.reply(exchange, sums, clients)
+        return sums
 
     def commit(self) -> None:
         self.nobody = None
@@ -83,22 +103,32 @@ class Distributed(Engine):
 
     def _add_up(self, sums: Sums, clients: Sequence[int], failure: Exception | None) -> None:
         """Replace the sums over this rank's clients by the sums over all ranks' clients."""
-        totals = tree.leaves(sums.mean.total)
+        totals, encoded = tree.leaves(sums.mean.total), isinstance(sums.mean, EncodedMean)
         sizes = [total.numel() for total in totals]
         facts = [sums.loss, sums.evaluations, sums.samples, sums.without_loss, sums.without_weight]
+        if isinstance(sums.mean, EncodedMean):  # the facts are in the sum; who is absent is not
+            facts = [c in sums.mean.absent for c in clients]
+            facts += [name in sums.mean.beyond for name in sums.mean.exponents]
         failed = [0] * self.ranks.size  # rank -> 0, or 1 + the failed client
         if failure is not None:
             at = failure.client if isinstance(failure, NotFinite) else self.population
             failed[self.ranks.rank] = 1 + at
         device = self.objective.x0.device
-        tail = torch.tensor([*facts, *failed], dtype=torch.float64, device=device)
+        kind = torch.int64 if encoded else torch.float64
+        tail = torch.tensor([*facts, *failed], dtype=kind, device=device)
         buffer = self.ranks.add(torch.cat([*(total.reshape(-1) for total in totals), tail]))
         *parts, tail = torch.split(buffer, [*sizes, len(tail)])
-        loss, evaluations, samples, without_loss, without_weight, *failed = tail.tolist()
+        facts, failed = tail.tolist()[: len(facts)], tail.tolist()[len(facts) :]
         if any(failed):
             self._give_up([int(at) for at in failed], failure)
         likes = zip(parts, totals, strict=True)
         sums.mean.total = tree.rebuilt(sums.mean.total, [p.view(t.shape) for p, t in likes])
+        if isinstance(sums.mean, EncodedMean):
+            absent, beyond = facts[: len(clients)], facts[len(clients) :]
+            sums.mean.absent = set(compress(clients, absent))
+            sums.mean.beyond = set(compress(sums.mean.exponents, beyond))
+            return
+        loss, evaluations, samples, without_loss, without_weight = facts
         sums.mean.weight = sum(self.simulation.task.weights[client] for client in clients)
         sums.loss, sums.evaluations, sums.samples = loss, int(evaluations), int(samples)
         sums.without_loss, sums.without_weight = int(without_loss), without_weight
@@ -122,6 +152,7 @@ class Distributed(Engine):
         buffers: tuple[Tensor, ...],
         clients: Sequence[int],
         step: int,
+        opening: bool,
     ) -> Sums:
         """The sums over no clients. A rank without clients must still know the shape of a message.
         So it runs a stand-in client with the batches of one of these clients and zero gradients.
@@ -137,6 +168,11 @@ class Distributed(Engine):
         self.nobody, message = exchange.client(zero_grad, down, local, batches)
         up = algorithm.message_bytes(message) + tree.nbytes(buffers)
         sums = Sums(tree.nbytes((down, buffers)), up)
+        if self.simulation.encoded is not None:
+            sums.mean = EncodedMean(self.simulation.encoded.encoder(step, opening), buffers)
+            sums.mean.start((message, buffers))
+            sums.up = sums.mean.nbytes
+            return sums
         sums.mean.add(tree.map(torch.zeros_like, (message, buffers)), 0.0)
         return sums
 
@@ -154,10 +190,13 @@ class Distributed(Engine):
         return states
 
     def snapshot(self) -> Snapshot:
-        return Snapshot(self.states, {})
+        return Snapshot(self.states, self.simulation.snapshot().notes)
 
     def restore(self, snapshot: Snapshot) -> None:
         self.simulation.restore(snapshot)
+
+    def close(self) -> None:
+        self.simulation.close()
 
     def hand_over(self) -> None:
         """Send the states of this rank's clients to rank 0."""
@@ -175,7 +214,9 @@ class Distributed(Engine):
                 theirs = {c: s for c, s in _present(states).items() if hosts(c, other)}
                 self._send(theirs, other)
             states = [s if hosts(c) else None for c, s in enumerate(states)]
-        self.simulation.restore(Snapshot(states, {}))
+        notes = self.simulation.snapshot().notes
+        notes = self.ranks.tell(notes) if notes else notes
+        self.simulation.restore(Snapshot(states, notes))
 
     def _send(self, states: Mapping[int, ClientState], to: int) -> None:
         for parcel in [*_parcels(states), {}]:  # an empty parcel marks the end

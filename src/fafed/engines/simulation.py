@@ -13,11 +13,13 @@ from fafed.core.algorithm import AnyAlgorithm, Exchange, HasX
 from fafed.data.sources.examples import Source
 from fafed.engines import backends
 from fafed.engines.base import ClientState, Counts, Engine, Reply, Sent, Snapshot
+from fafed.engines.encoded import ATTEMPTS, Encoded, EncodedMean
 from fafed.engines.mean import Mean
-from fafed.engines.states import ClientStates
+from fafed.engines.states import ClientStates, Row
 from fafed.engines.worker_pool import WorkerPool
 from fafed.kernels.malloc import return_memory
 from fafed.objectives.base import Objective
+from fafed.privacy.encoding import Encoding
 
 LARGE_BYTES = 2**25  # models of at least this size may return freed memory to the system
 
@@ -27,6 +29,9 @@ class Sums(Counts):
     """Weighted sums over some clients. The reply is made from them."""
 
     mean: Mean[Sent] = field(default_factory=Mean)
+    rows: dict[int, Row] = field(
+        default_factory=dict
+    )  # new states of clients that are not kept yet
 
 
 class Simulation(Engine):
@@ -43,12 +48,18 @@ class Simulation(Engine):
         engine: str = "auto",
         workers: int | None = None,
         threads: int = 1,
+        encoding: Encoding | None = None,
+        seed: int = 0,
     ) -> None:
+        """encoding: messages are added as integers. The seed decides their stochastic rounding."""
         self.task = backends.Task(algorithm, objective, source, list(weights), steps)
         self.backend = backends.choose(engine, self.task)
         self.kept = ClientStates(algorithm, self.population, objective.x0)
         self.undoes = self.kept.undoes
         self.worker_pool = WorkerPool(workers, threads)
+        self.encoded: Encoded | None = None
+        if encoding is not None:
+            self.encoded = Encoded(encoding, algorithm, weights, seed)
 
     @property
     def name(self) -> str:
@@ -71,7 +82,11 @@ class Simulation(Engine):
         step: int,
         opening: bool,
     ) -> Reply:
-        return self.reply(exchange, self.collect(exchange, shared, buffers, clients, step), clients)
+        for attempt in range(ATTEMPTS):
+            sums = self.collect(exchange, shared, buffers, clients, step, opening)
+            if attempt == ATTEMPTS - 1 or not self.too_large(sums):
+                break
+        return self.reply(exchange, sums, clients)
 
     def collect(
         self,
@@ -80,18 +95,29 @@ class Simulation(Engine):
         buffers: tuple[Tensor, ...],
         clients: Sequence[int],
         step: int,
+        opening: bool,
     ) -> Sums:
         """Run these clients and add up their messages, in the order of the clients."""
         self.kept.refuse_spoilt()
         down = exchange.send(shared)
         sums = Sums(tree.nbytes((down, buffers)))
+        encoder = None if self.encoded is None else self.encoded.encoder(step, opening)
+        if encoder is not None:
+            sums.mean = EncodedMean(encoder, buffers)
         large = tree.nbytes(self.objective.x0) >= LARGE_BYTES
         jobs = [
-            partial(self.backend.work, exchange, down, buffers, group, step, self.kept)
+            partial(
+                self.backend.work,
+                *(exchange, down, buffers, group, step, self.kept),
+                None if encoder is None else EncodedMean(encoder, buffers),
+            )
             for group in self.backend.groups(clients, self.kept)
         ]
         for found in self.worker_pool.in_order(jobs):
-            self.kept.keep(found.rows)
+            if encoder is None:
+                self.kept.keep(found.rows)
+            else:
+                sums.rows |= found.rows
             if found.mean is None:
                 (client,) = found.rows
                 sums.mean.add(found.message, self.task.weights[client])
@@ -105,27 +131,49 @@ class Simulation(Engine):
                 sums.without_weight += self.task.weights[client]
             message, own = found.message
             sums.up = self.task.algorithm.message_bytes(message) + tree.nbytes(own)
+            if isinstance(sums.mean, EncodedMean):
+                sums.up = sums.mean.nbytes
             if large:
                 del found, message, own
                 return_memory()
         return sums
 
+    def too_large(self, sums: Sums) -> bool:
+        """Whether the exchange must be made again, with larger bounds of its messages."""
+        return self.encoded is not None and self.encoded.too_large(_encoded(sums))
+
     def reply(self, exchange: Exchange, sums: Sums, clients: Sequence[int]) -> Reply:
         """The reply for the round loop, from the sums over these clients."""
-        return sums.reply(
+        weights, absent = self.task.weights, set[int]()
+        if self.encoded is None:
+            value = sums.mean.value()
+        else:
+            weights, absent = self.encoded.weights, _encoded(sums).absent
+            value = self.encoded.finish(_encoded(sums), sums, clients)
+            self.kept.keep({c: row for c, row in sums.rows.items() if c not in absent})
+        answered = tuple(client for client in clients if client not in absent)
+        found = sums.reply(
             exchange,
-            sums.mean.value(),
-            clients,
-            self.task.weights,
+            value,
+            answered,
+            weights,
             steps=self.task.steps,
             units=self.task.source.units,
         )
+        return found._replace(answered=answered) if absent else found
 
     def commit(self) -> None:
         self.kept.commit()
+        if self.encoded is not None:
+            self.encoded.commit()
 
     def rollback(self) -> None:
         self.kept.rollback()
+        if self.encoded is not None:
+            self.encoded.rollback()
+
+    def close(self) -> None:
+        self.task.source.close()
 
     @property
     def states(self) -> list[ClientState | None]:
@@ -133,7 +181,14 @@ class Simulation(Engine):
         return self.kept.read()
 
     def snapshot(self) -> Snapshot:
-        return Snapshot(self.states, {})
+        return Snapshot(self.states, {} if self.encoded is None else self.encoded.notes())
 
     def restore(self, snapshot: Snapshot) -> None:
         self.kept.write(snapshot.states)
+        if self.encoded is not None:
+            self.encoded.restore(snapshot.notes)
+
+
+def _encoded(sums: Sums) -> EncodedMean:
+    assert isinstance(sums.mean, EncodedMean)
+    return sums.mean

@@ -21,6 +21,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -82,47 +83,44 @@ class Encoding:
         return max(LEAST, exponent_of(self.headroom * largest))
 
     def encode(
-        self,
-        name: str,
-        values: Tensor,
-        weight: float,
-        exponent: int,
-        key: int | None = None,
-        *,
-        out: Tensor | None = None,
+        self, name: str, values: Tensor, weight: float, exponent: int, key: int = 0
     ) -> Tensor:
-        """The integers of one leaf, as a flat int64 tensor. They are added to `out` if given.
-
-        `weight` is at most 1. `key` decides the stochastic rounding with 32 bits: a function of
-        (seed, client, round). With 64 bits numbers are rounded to the nearest integer.
-        """
-        if not 0 < weight <= 1:
-            raise ConfigError(f"an encoded weight must be in (0, 1], got {weight!r}")
-        flat = values.detach().reshape(-1)
-        self._check(name, flat, exponent)
-        total = torch.zeros(flat.numel(), dtype=torch.int64, device=flat.device)
-        total = total if out is None else out
-        scale = math.ldexp(1.0, self.fraction - exponent)
-        for start in range(0, flat.numel(), STRETCH):
-            part = flat[start : start + STRETCH].to(torch.float64)
-            scaled = part * weight * scale  # scale is a power of two: exact
-            if self.bits == 64:
-                whole = scaled.round_()
-            else:
-                assert key is not None, "stochastic rounding needs a key"
-                places = torch.arange(start, start + len(part), device=flat.device)
-                whole = scaled.add_(randomness.uniform_at(key, places)).floor_()
-            total[start : start + STRETCH] += whole.to(torch.int64)
+        """The integers of one client's leaf, as a flat int64 tensor."""
+        flat = values.detach().reshape(1, -1)
+        self.check(name, largest_values(flat)[0], exponent)
+        total = torch.zeros(flat.shape[1], dtype=torch.int64, device=flat.device)
+        weights = torch.tensor([weight], dtype=torch.float64, device=flat.device)
+        keys = randomness.tensor(np.asarray([key]).astype(np.uint64)).to(flat.device)
+        self.add(total, flat, weights, exponent, keys)
         return total
 
-    def _check(self, name: str, flat: Tensor, exponent: int) -> None:
-        if not flat.numel():
-            return
-        largest = largest_value(flat)
+    def check(self, name: str, largest: float, exponent: int) -> None:
+        """Refuse a leaf whose largest absolute value is this."""
         if not math.isfinite(largest):
             raise FafedError(f"leaf {name} is not finite")
         if largest > math.ldexp(1.0, exponent):
             raise BeyondBound(name, largest, math.ldexp(1.0, exponent))
+
+    def add(
+        self, total: Tensor, rows: Tensor, weights: Tensor, exponent: int, keys: Tensor
+    ) -> None:
+        """Add the integers of some clients' leaf, one client per row, to an int64 vector.
+
+        Weights are at most 1. `keys`, one for each client, decide the stochastic rounding with 32
+        bits. They are a function of (seed, client, round). With 64 bits numbers are rounded to the
+        nearest integer.
+        """
+        scale = math.ldexp(1.0, self.fraction - exponent)
+        width = max(1, STRETCH // max(1, len(rows)))
+        for start in range(0, rows.shape[1], width):
+            part = rows[:, start : start + width].to(torch.float64)
+            scaled = part * weights[:, None] * scale  # scale is a power of two: exact
+            if self.bits == 64:
+                whole = scaled.round_()
+            else:
+                places = torch.arange(start, start + part.shape[1], device=rows.device)
+                whole = scaled.add_(randomness.uniform_at(keys[:, None], places)).floor_()
+            total[start : start + width] += whole.to(torch.int64).sum(0)
 
     def decode(self, total: Tensor, exponent: int, weight: float, like: Tensor) -> Tensor:
         """The mean from the sum of the integers, in the shape and type of `like`. `weight` is the
@@ -139,12 +137,12 @@ class Encoding:
         return (total + half).bitwise_and((1 << self.bits) - 1) - half
 
 
-def largest_value(values: Tensor) -> float:
-    """The largest absolute value; NaN if there is one."""
-    if not values.numel():
-        return 0.0
-    low, high = torch.aminmax(values.detach())
-    return max(abs(float(low)), abs(float(high))) if low == low else math.nan
+def largest_values(rows: Tensor) -> list[float]:
+    """The largest absolute value in each row; NaN if there is one."""
+    if not rows.shape[1]:
+        return [0.0] * len(rows)
+    low, high = torch.aminmax(rows.detach(), dim=1)
+    return torch.maximum(low.double().abs(), high.double().abs()).tolist()
 
 
 def exponent_of(value: float) -> int:

@@ -31,13 +31,16 @@ class Cohort:
         participation: Participation = 1.0,
         failure: float = 0.0,
         seed: int = 0,
+        quorum: Callable[[int], int] = lambda invited: 1,
     ) -> None:
+        """quorum: how many of the invited clients must answer. If fewer do, nobody counts."""
         if isinstance(participation, np.ndarray):
             participation = participation.tolist()
         self.population = population
         self.participation: Participation = plain(participation)
         self.failure = checked("failure", failure)
         self.seed = checked("seed", seed)
+        self.quorum = quorum
         choice = self.participation
         if isinstance(choice, Sequence) and not isinstance(choice, str):
             if not choice:
@@ -74,7 +77,8 @@ class Cohort:
         if not self.failure:
             return tuple(invited)
         draw = randomness.uniform(randomness.keys("failure", self.seed, round, np.asarray(invited)))
-        return tuple(c for c, u in zip(invited, draw, strict=True) if u >= self.failure)
+        found = tuple(c for c, u in zip(invited, draw, strict=True) if u >= self.failure)
+        return found if len(found) >= self.quorum(len(invited)) else ()
 
     def _checked(self, clients: Sequence[int]) -> tuple[int, ...]:
         try:

@@ -20,7 +20,7 @@ from fafed.core import tree
 from fafed.core.algorithm import AnyAlgorithm, HasX, exchanges_of_round
 from fafed.core.arguments import checked
 from fafed.core.records import History, Record
-from fafed.engines.base import Engine, NotFinite, StateLost
+from fafed.engines.base import Engine, NobodyAnswered, NotFinite, StateLost
 from fafed.errors import ConfigError, FafedError
 from fafed.training.cohort import Cohort
 
@@ -83,6 +83,8 @@ class _RetryRound(Exception):
 class Run:
     """One algorithm on one engine, round after round."""
 
+    first_loss: float | None = None  # of the first round that has one
+
     def __init__(
         self,
         algorithm: AnyAlgorithm,
@@ -108,7 +110,6 @@ class Run:
         self.measure_every = checked("eval_every", measure_every)
         self.check_state = check_state
         self.state = State(algorithm.init(x0), buffers, 0, (), Totals())
-        self.first_loss: float | None = None  # of the first round that has one
         self.underway = False  # whether a round is running that an exception would undo
         if algorithm.population not in (None, engine.population):
             raise ConfigError(
@@ -125,8 +126,11 @@ class Run:
             )
 
     def __iter__(self) -> Iterator[Record]:
-        while self.state.round < self.rounds:
-            yield self.round()
+        try:
+            while self.state.round < self.rounds:
+                yield self.round()
+        finally:
+            self.engine.close()
 
     def round(self) -> Record:
         """Make one round. On an error the state remains that of the round before."""
@@ -167,6 +171,8 @@ class Run:
                 self.engine.rollback()
                 if isinstance(cause, NotFinite):
                     raise self._diverged(cause, number) from cause
+                if isinstance(cause, NobodyAnswered):
+                    raise self._unanswered(cause, number) from cause
                 if isinstance(cause, StateLost):
                     raise self._rejoined(cause, clients, number) from cause
                 raise
@@ -225,6 +231,15 @@ class Run:
             )
         self.state = self.state._replace(members=())
         return _RetryRound(clients)
+
+    def _unanswered(self, cause: NobodyAnswered, number: int) -> Exception:
+        if self.algorithm.requires_all_clients:
+            return Absent(
+                f"round {number}: {cause}, and {type(self.algorithm).__name__} needs every client "
+                "in every round" + self._absence_advice()
+            )
+        log.warning("round %d: %s. The model stays as it is", number, cause)
+        return _RetryRound(())
 
     def _absence_advice(self) -> str:
         cure = self.algorithm.absence_cure

@@ -22,11 +22,12 @@ from secure_silos import (
 
 from fafed.errors import ConfigError, FafedError
 from fafed.privacy.encoding import Encoding
+from fafed.privacy.options import default_threshold
 from fafed.privacy.secure_sum import masks, secrets
 from fafed.privacy.secure_sum.identity import Identity, Pinned
 from fafed.privacy.secure_sum.messages import Refused
 from fafed.privacy.secure_sum.server import Server, TooFew
-from fafed.privacy.secure_sum.silo import STEPS, Ledger, Silo, default_threshold
+from fafed.privacy.secure_sum.silo import STEPS, Ledger, Silo
 
 
 @settings(max_examples=15, deadline=None)

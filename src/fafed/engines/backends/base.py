@@ -11,6 +11,7 @@ from torch import Tensor
 from fafed.core.algorithm import AnyAlgorithm, Exchange, HasX
 from fafed.data.sources.examples import Source
 from fafed.engines.base import Sent
+from fafed.engines.encoded import EncodedMean
 from fafed.engines.mean import Mean
 from fafed.engines.states import ClientStates, Row
 from fafed.objectives.base import Objective
@@ -76,5 +77,6 @@ class Backend(ABC):
         group: Sequence[int],
         step: int,
         states: ClientStates,
+        encoded: EncodedMean | None = None,
     ) -> Found:
-        """Run a group of clients."""
+        """Run a group of clients. Their answers are added to `encoded` if it is given."""

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from fafed.core import tree
 from fafed.core.algorithm import Exchange, HasX
-from fafed.data.sources.examples import ClientBatches
 from fafed.engines.backends.base import Backend, Found
 from fafed.engines.client import Oracle, check, visit
+from fafed.engines.encoded import Answers, EncodedMean
 from fafed.engines.states import ClientStates, Row
 from fafed.objectives.base import Memory
 
@@ -31,17 +32,22 @@ class Loop(Backend):
         group: Sequence[int],
         step: int,
         states: ClientStates,
+        encoded: EncodedMean | None = None,
     ) -> Found:
         (client,) = group
         _, objective, source, weights, steps = self.task
-        batches = ClientBatches(source.gather, source.draw(exchange.draw, client, step, steps))
+        batches = source.batches(source.draw(exchange.draw, client, step, steps))
         state = states.of_client(client, down.x)
         oracle = Oracle(objective, Memory(buffers, state.hidden))
         found = visit(oracle, exchange, down, state.local, batches)
         check(client, found.loss, found.message)
+        if encoded is not None:
+            one = tree.map(lambda leaf: leaf[None], (found.message, found.buffers))
+            facts = found.loss[None], found.has_loss[None], found.evaluations, found.samples
+            encoded.answer(Answers(group, one, *facts))
         return Found(
             {client: Row(found.state)},
-            None,
+            encoded,
             (found.message, found.buffers),
             weights[client] * float(found.loss),
             found.evaluations,

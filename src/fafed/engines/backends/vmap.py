@@ -15,10 +15,11 @@ from fafed.core import tree
 from fafed.core.algorithm import Exchange, HasX, exchanges_of_round
 from fafed.core.batch import Batch
 from fafed.core.tree import Tree
-from fafed.data.sources.examples import ClientBatches, Draws
+from fafed.data.sources.examples import ClientBatches, Drawn, Draws
 from fafed.engines.backends.base import Backend, CannotRun, Differs, Found
 from fafed.engines.base import ClientState, Sent
 from fafed.engines.client import Oracle, check, visit
+from fafed.engines.encoded import Answers, EncodedMean
 from fafed.engines.mean import Mean
 from fafed.engines.states import ClientStates, Row
 from fafed.objectives import agreement
@@ -58,6 +59,8 @@ class Vmap(Backend):
     def check_stackable(self) -> None:
         exchanges = exchanges_of_round(self.task.algorithm, opening=True)
         kinds = {kind for exchange in exchanges for kind in exchange.draw}
+        if self.task.source.loop_only is not None:
+            raise CannotRun(self.task.source.loop_only)
         if not self.task.source.stackable(sorted(kinds)):
             raise CannotRun("the clients' batches differ in size")
 
@@ -66,7 +69,7 @@ class Vmap(Backend):
         the machine or its load, so the choice, and with it every digit, is reproducible. Torch
         cannot count the operations of a module that computes its loss itself."""
         _, objective, source, weights, _ = self.task
-        if len(weights) == 1 or objective.fused:
+        if len(weights) == 1 or objective.fused or source.loop_only is not None:
             return False
         draws = tree.map(lambda leaf: leaf.to(objective.x0.device), self._first_draws(0))
         (batch,) = ClientBatches(source.gather, draws)
@@ -75,8 +78,8 @@ class Vmap(Backend):
             objective.evaluate(objective.x0, batch, objective.start())
         return operations.count <= SMALL_GRADIENT
 
-    def gather(self) -> Callable[[Tensor], Any]:
-        """The function that gets the data of some rows."""
+    def gather(self) -> Callable[[Drawn], Any]:
+        """The function that gets the data of some draws."""
         return self.task.source.gather
 
     def groups(self, clients: Sequence[int], states: ClientStates) -> list[list[int]]:
@@ -100,6 +103,7 @@ class Vmap(Backend):
         group: Sequence[int],
         step: int,
         states: ClientStates,
+        encoded: EncodedMean | None = None,
     ) -> Found:
         _, objective, source, all_weights, steps = self.task
         gather = self.gather()
@@ -117,12 +121,17 @@ class Vmap(Backend):
         own = tree.map(lambda leaf: leaf.expand(len(group), *leaf.shape).clone(), buffers)
         stacked, message, own, losses, has_loss = torch.func.vmap(one)(stacked, draws, own)
         weights = losses.new_tensor([all_weights[c] for c in group], dtype=torch.float64)
-        mean = Mean[Sent]()
-        mean.add_stacked((message, own), weights)
-        if not (torch.isfinite(losses).all() and tree.finite(mean.total)):
+        ((evaluations, samples),) = count
+        mean = Mean[Sent]() if encoded is None else encoded
+        if encoded is None:
+            mean.add_stacked((message, own), weights)
+        numbers = mean.total if encoded is None else message
+        if not (torch.isfinite(losses).all() and tree.finite(numbers)):
             for row, client in enumerate(group):  # a sum may overflow, so look at each client
                 check(client, losses[row], tree.take(message, row))
-        ((evaluations, samples),) = count
+        if encoded is not None:
+            facts = losses, has_loss, evaluations, samples
+            encoded.answer(Answers(group, (message, own), *facts))
         return Found(
             {client: Row(stacked, row) for row, client in enumerate(group)},
             mean,

@@ -16,6 +16,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fafed.errors import FafedError
+from fafed.privacy.options import LEAST_SILOS, default_threshold
 from fafed.privacy.secure_sum import masks, secrets
 from fafed.privacy.secure_sum.identity import Trust, verify
 from fafed.privacy.secure_sum.messages import (
@@ -34,13 +35,7 @@ from fafed.privacy.secure_sum.messages import (
     Shares,
     Unmask,
 )
-from fafed.privacy.secure_sum.silo import (
-    LEAST_SILOS,
-    STEPS,
-    agreement,
-    default_threshold,
-    keys_to_sign,
-)
+from fafed.privacy.secure_sum.silo import STEPS, agreement, keys_to_sign
 
 Request: TypeAlias = "Plan | KeyList | Inbox | Answered | Unmask"
 Answer: TypeAlias = "Keys | Boxes | Masked | Agreed | Shares"

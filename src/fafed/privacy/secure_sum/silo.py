@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fafed import files
 from fafed.errors import ConfigError, FafedError
+from fafed.privacy.options import LEAST_SILOS, default_threshold
 from fafed.privacy.secure_sum import masks, secrets
 from fafed.privacy.secure_sum.identity import Identity, Trust, verify
 from fafed.privacy.secure_sum.messages import (
@@ -37,13 +38,7 @@ from fafed.privacy.secure_sum.messages import (
     digest,
 )
 
-LEAST_SILOS = 3  # a sum of two shows each of them the other's message
 STEPS = ("keys", "shares", "masked", "agree", "unmask")
-
-
-def default_threshold(silos: int) -> int:
-    """How many silos must be there to remove the masks: more than two thirds."""
-    return 2 * silos // 3 + 1
 
 
 class Ledger:
