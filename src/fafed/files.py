@@ -57,18 +57,31 @@ def write(
             for piece in pieces:
                 file.write(piece)
     except OSError as cause:
-        raise FafedError(f"{path} could not be written: {cause}. Free some space") from cause
+        raise not_written(path, cause) from cause
+
+
+def not_written(path: Path, cause: OSError) -> FafedError:
+    full = cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    cure = "Free some space" if full else "Choose a place where you may write"
+    return FafedError(f"{path} could not be written: {cause}. {cure}")
 
 
 def make_folder(path: Path, *, private: bool = False) -> None:
     """Make the folder and those above it, and sync them to disk. Only the owner can read a private
     folder, whatever the umask. An existing folder is not changed."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    for folder in reversed(missing):
-        folder.mkdir(exist_ok=True)  # another process may be faster
-        if private:
-            folder.chmod(0o700)
-        sync_path(folder.parent)
+    try:
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        for folder in reversed(missing):
+            folder.mkdir(exist_ok=True)  # another process may be faster
+            if private:
+                folder.chmod(0o700)
+            sync_path(folder.parent)
+        if not path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "it is a file")
+    except OSError as cause:
+        raise FafedError(
+            f"the folder {path} cannot be made: {cause}. Choose another folder, or free this one"
+        ) from cause
 
 
 def open_private(path: Path, *, append: bool = False) -> BinaryIO:

@@ -59,7 +59,7 @@ def test_numbers_and_schedules_read_alike():
 
 
 def test_bad_constants_are_refused():
-    with pytest.raises(fafed.ConfigError, match=r"Power.kappa must be > 0, got 0"):
+    with pytest.raises(fafed.ConfigError, match=r"Power.kappa must be a number > 0, got 0"):
         Power(kappa=0)
 
 

@@ -250,7 +250,8 @@ def test_a_round_that_nobody_answers_changes_nothing():
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_divergence_names_client_and_round_and_keeps_the_last_good_state(engine):
+def test_divergence_names_client_and_round_and_keeps_the_last_good_state(engine, monkeypatch):
+    monkeypatch.setattr("fafed.training.build.check_numbers", lambda *_: None)  # refused before
     shards = clients()
     shards[2][0][:] = torch.inf
     with pytest.raises(fafed.Diverged, match=r"round 1: client 2 produced a non-finite loss") as e:
@@ -382,7 +383,7 @@ class Late(fafed.schedules.Schedule):
         ({"participation": []}, "empty schedule"),
         ({"participation": [[0, 9]]}, "0..3"),
         ({"loss": "ce"}, "loss must be a function"),
-        ({"clip": 0}, "clip must be > 0"),
+        ({"clip": 0}, "clip must be a number > 0"),
         ({"weight_decay": -1}, "weight_decay"),
         ({"test": (torch.zeros(3, 5), torch.zeros(3).long())}, r"test: an example is \(5,\)"),
         ({"test": (torch.zeros(0, 6), torch.zeros(0).long())}, "test: it has no examples"),

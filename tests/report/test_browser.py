@@ -12,10 +12,17 @@ from typing import Any
 
 import pytest
 from report_runs import run, study
+from small import experiment, write_data
 
+from fafed.experiments.config import Experiment
+from fafed.experiments.execute import execute
+from fafed.experiments.rundir import RunDir
 from fafed.report import write
+from fafed.report.quantities import AXES
+from fafed.report.watch import serving
 
 webdriver: Any = pytest.importorskip("selenium.webdriver", reason="needs pip install selenium")
+waiting: Any = pytest.importorskip("selenium.webdriver.support.ui")
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 if not (CHROMIUM and DRIVER):
     pytest.skip("needs the programs chromium and chromedriver", allow_module_level=True)
@@ -180,7 +187,28 @@ def test_a_phone_does_not_scroll_sideways(browser: Any) -> None:
     settle(browser)
     assert browser.execute_script("return document.documentElement.scrollWidth") == 390
     assert max(layouts(browser, "width")) <= 390
-    # Tables that are wider scroll in their own boxes.
+    # Tables that are wider scroll in their own boxes. The names of their rows stay in sight, and
+    # every heading of a column can be read when it is scrolled to.
+    hidden = browser.execute_script(
+        """
+        document.querySelectorAll("details").forEach((part) => { part.open = true; });
+        const wrong = [];
+        for (const box of document.querySelectorAll(".scroll")) {
+          box.scrollIntoView({ block: "center" });
+          for (const cell of box.querySelectorAll("thead th:not(:first-child)")) {
+            cell.scrollIntoView({ block: "center", inline: "end" });
+            const edge = box.querySelector("th").getBoundingClientRect();
+            const at = cell.getBoundingClientRect(), all = box.getBoundingClientRect();
+            const read = at.left >= edge.right - 1 && at.right <= all.right + 1;
+            const named = Math.abs(edge.left - all.left) <= 1 && edge.width <= 150;
+            const whole = cell.scrollWidth <= cell.clientWidth;
+            if (!(read && named && whole)) wrong.push(cell.textContent);
+          }
+        }
+        return wrong;
+        """
+    )
+    assert hidden == []
     wide = (
         "return [...document.querySelectorAll('.scroll')].some(b => b.scrollWidth > b.clientWidth)"
     )
@@ -198,3 +226,46 @@ def test_paper_is_light_and_complete_even_from_a_dark_screen(browser: Any) -> No
     assert browser.find_elements("css selector", "details[open]") == []
     pdf = base64.b64decode(browser.execute_cdp_cmd("Page.printToPDF", {})["data"])
     assert pdf.startswith(b"%PDF")
+
+
+def test_a_watched_page_follows_its_run_without_loading_again(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The charts, the axis, hidden curves and open parts stay as they are."""
+    monkeypatch.setattr("fafed.report.watch.FRESH", 0.0)
+    write_data(tmp_path / "data")
+    settings = experiment(tmp_path / "data", eval_every=1)
+    made = [
+        Experiment.from_dict(settings | {"algorithm": {"name": name}})
+        for name in ("fafed", "fedavg")
+    ]
+    first, second = (RunDir.for_experiment(one, tmp_path / "runs") for one in made)
+    points = "return document.querySelector('.plot').data.at(-1).x.length"
+    wait = waiting.WebDriverWait(browser, 20, 0.05)
+
+    def follow(record: Any) -> None:
+        wait.until(lambda _: browser.execute_script(points) == record.round)
+        if record.round == 2:
+            choose(browser, "gradients")
+            browser.find_element("css selector", ".legend button").click()
+            browser.find_element("css selector", "#settings summary").click()
+            browser.execute_script("window.mine = document.querySelector('.plot')")
+
+    with serving([tmp_path / "runs"]) as address:
+        browser.get(address)
+        assert "No round is finished yet" in browser.find_element("css selector", "h1").text
+        execute(made[0], first)
+        wait.until(lambda _: browser.find_elements("css selector", ".js-plotly-plot"))
+        execute(made[1], second, follow)
+        wait.until(lambda _: "2 finished" in browser.find_element("css selector", "#watch").text)
+        assert browser.execute_script("return document.querySelector('.plot') === window.mine")
+        assert shown_titles(browser)[0] == AXES["gradients"].title
+        pressed = [
+            chip.get_attribute("aria-pressed")
+            for chip in browser.find_elements("css selector", ".legend button")
+        ]
+        assert pressed == ["false", "true"]
+        assert len(browser.find_elements("css selector", "#settings details[open]")) == 1
+    wait.until(lambda _: "does not answer" in browser.find_element("css selector", "#watch").text)
+    told = [entry["message"] for entry in browser.get_log("browser")]
+    assert all("ERR_CONNECTION_REFUSED" in message for message in told)  # the end of the server

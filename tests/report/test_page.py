@@ -103,16 +103,28 @@ def test_long_lines_are_thinned() -> None:
 
 
 def test_the_finding_names_the_best_the_gap_and_the_doubt() -> None:
-    clear = [plain_run(0.80), plain_run(0.82, seed=1), plain_run(0.7, algorithm="stem")]
+    stem = [plain_run(0.7, algorithm="stem"), plain_run(0.7, algorithm="stem", seed=1)]
+    clear = [plain_run(0.80), plain_run(0.82, seed=1), *stem]
     assert finding(table(clear), primary(clear)) == (
         "<strong>fafed</strong> ends with the highest test accuracy, "
         "<strong>81.00 ± 1.41\u00a0%</strong> (mean ±&nbsp;std over 2 seeds), "
-        "11.00 points above stem."
+        "11.00 points above stem. This is more than the spread over seeds."
     )
-    close = [*clear[:2], plain_run(0.805, algorithm="stem")]
-    assert finding(table(close), primary(close)).endswith(
-        "0.50 points above stem, less than one standard deviation."
+    close = [
+        *clear[:2],
+        plain_run(0.80, algorithm="stem"),
+        plain_run(0.81, algorithm="stem", seed=1),
+    ]
+    assert finding(table(close), primary(close)) == (
+        "<strong>fafed</strong> ends with a test accuracy of <strong>81.00 ± 1.41\u00a0%</strong>, "
+        "<strong>stem</strong> with <strong>80.50 ± 0.71\u00a0%</strong>. "
+        "No winner: the difference is smaller than the spread over seeds."
     )
+    once = [plain_run(0.9), plain_run(0.1, algorithm="stem")]
+    assert finding(table(once), primary(once)).endswith("One seed: no winner is named.")
+    document = text_of(page(once))
+    assert "one seed: no winner" in document
+    assert "Bold:" not in document
     alone = [plain_run(0.5)]
     assert finding(table(alone), primary(alone)) == (
         "<strong>fafed</strong> ends with a test accuracy of <strong>50.00\u00a0%</strong> "

@@ -32,18 +32,38 @@ def test_a_diverged_end_is_shown_and_its_best_round_too() -> None:
     assert row.best["accuracy"].mean == 0.5
 
 
+def stat(mean: float, std: float | None = 0.1, n: int = 3) -> Stat:
+    return Stat(mean, std, n)
+
+
 @pytest.mark.parametrize(
-    ("values", "higher", "best"),
+    ("stats", "higher", "best"),
     [
-        ([1.0, 2.0], True, 1),
-        ([1.0, 2.0], False, 0),
-        ([None, math.nan, 3.0], False, 2),
-        ([math.nan, None], True, None),
-        ([1.0], True, None),
+        ([stat(1.0), stat(2.0)], True, 1),
+        ([stat(1.0), stat(2.0)], False, 0),
+        ([stat(1.0), stat(1.05)], True, None),  # within the spread
+        ([stat(1.0, 2.0), stat(2.0)], True, None),  # within that of the other
+        ([stat(1.0), stat(2.0), stat(1.5, 0.6)], True, None),  # and that of the third
+        ([stat(1.0, None, 1), stat(2.0, None, 1)], True, None),  # one seed
+        ([stat(1.0, None, 1), stat(2.0)], True, None),
+        ([None, stat(math.nan), stat(3.0)], False, 2),  # the others diverged
+        ([stat(math.nan), stat(3.0, None, 1)], False, None),
+        ([stat(math.nan), None], True, None),
+        ([stat(1.0)], True, None),
     ],
 )
-def test_winner(values: list[float | None], higher: bool, best: int | None) -> None:
-    assert winner(values, higher) == best
+def test_a_winner_is_better_by_more_than_the_spread(
+    stats: list[Stat | None], higher: bool, best: int | None
+) -> None:
+    assert winner(stats, higher) == best
+
+
+def test_the_terminal_says_whether_a_winner_is_named() -> None:
+    once = [plain_run(0.5), plain_run(0.6, algorithm="stem")]
+    assert rich_table(once).caption == "one seed: no winner is named"
+    twice = [*once, plain_run(0.5, seed=1), plain_run(0.6, algorithm="stem", seed=1)]
+    assert "bold: better than all others by more than the spread" in str(rich_table(twice).caption)
+    assert rich_table(once[:1]).caption == "one seed"
 
 
 def test_the_terminal_table_shows_the_numbers_and_no_markup() -> None:

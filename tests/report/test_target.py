@@ -15,11 +15,30 @@ SLOW = [plain_run(0.4, 0.5, 0.6, algorithm="fedavg")]
 
 
 def test_the_automatic_target_is_nine_tenths_of_the_way() -> None:
-    runs = FAST + SLOW
+    runs = [*FAST, plain_run(0.4, 0.5, 0.76, algorithm="fedavg")]
     target = choose_target(make_curves(runs), primary(runs))
     assert target is not None
     assert target.value == pytest.approx(0.75)  # 0.3 + 0.9 (0.8 - 0.3)
     assert "from where the curves start (30.00\u00a0% on average)" in target.rule
+
+
+def test_three_methods_reach_the_automatic_target_or_all_that_improve() -> None:
+    ends = {"fafed": 0.9, "stem": 0.7, "fedavg": 0.62, "scaffold": 0.61, "fedadam": 0.1}
+    runs = [plain_run(0.2, end, algorithm=name) for name, end in ends.items()]
+    for some, value, able in [(5, 0.62, 3), (2, 0.7, 2), (1, 0.83, 1)]:
+        curves = make_curves(runs[:some])
+        target = choose_target(curves, primary(runs))
+        assert target is not None
+        assert target.value == pytest.approx(value)
+        assert sum(bool(reach.costs) for reach in reaches(curves, target)) == able
+    poor = [plain_run(0.2, 0.9), plain_run(0.2, 0.1, algorithm="stem")]
+    target = choose_target(make_curves(poor), primary(poor))
+    assert target is not None
+    assert target.value == pytest.approx(0.83)  # the other never improves
+    uneven = [plain_run(0.2, 0.9), plain_run(0.2, 0.5, seed=1)]  # every seed must reach it
+    target = choose_target(make_curves(uneven), primary(uneven))
+    assert target is not None
+    assert target.value == pytest.approx(0.5)
 
 
 def test_the_automatic_target_is_rounded_to_the_easier_side() -> None:

@@ -32,6 +32,17 @@ ROOT = Path("runs")
 CORES = os.cpu_count() or 1
 
 
+def names_once(option: str, text: str) -> list[str]:
+    """The names in a list with commas. Each may occur once."""
+    from fafed.errors import ConfigError
+
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names or len(set(names)) < len(names):
+        why = "names one twice" if names else "names none"
+        raise ConfigError(f"{option} {text!r} {why}: name each once")
+    return names
+
+
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
     """Ctrl-C ends a command with exit code 130, SIGTERM with 143. Every finished round is then on

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -20,6 +21,7 @@ from fafed.cli.options import (
     Root,
     Workers,
     interruptible,
+    names_once,
     print_json,
 )
 
@@ -172,16 +174,18 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Run algorithms x seeds, skip finished runs, and end with a table and a report."""
+    from fafed import files
     from fafed.experiments.config import Experiment
     from fafed.experiments.grid import grid, run_all
     from fafed.experiments.progress import Display
 
     need_report("fafed compare")
     found = Experiment.read(experiment, changes or ())
-    plan = grid(found, _names(algorithms), seeds, _names(baselines))
+    plan = grid(found, names_once("--algorithms", algorithms), seeds, _names(baselines))
+    folder = output or root / found.name
+    files.make_folder(folder)  # before hours of work, not after them
     with interruptible(), Display(quiet=as_json) as display:
         places = run_all(plan, root, jobs, display.tick)
-    folder = output or root / found.name
     _report(places, folder, as_json, title=f"Comparison: {found.name}", target=target)
 
 
@@ -223,7 +227,7 @@ def tune(
             raise ConfigError(f"{option} must be {' or '.join(allowed)}, got {value!r}")
     found = Experiment.read(experiment, changes or ())
     studies, settings = [], {}
-    for name in (name.strip() for name in algorithms.split(",")):
+    for name in names_once("--algorithms", algorithms):
         with interruptible():
             done = search(
                 found,
@@ -243,7 +247,7 @@ def tune(
         found.algorithm.name
     )
     path = root / found.name / "best.toml"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    files.make_folder(path.parent)
     chosen_by = studies[0].rule
     files.write(path, [f"# Chosen by: {chosen_by}.\n\n{tuned.to_toml()}".encode()])
     runs = [
@@ -349,15 +353,47 @@ def report(
 ) -> None:
     """Write an HTML report and pictures of these runs. Folders are searched for runs."""
     from fafed.errors import ConfigError
-    from fafed.experiments.rundir import all_runs
 
     need_report("fafed report")
-    found = [run for path in places for run in all_runs(path)]
+    from fafed.report.chosen import chosen
+
+    found, said = chosen(places)
+    for note in said:
+        typer.echo(note, err=True)
     if not found:
         raise ConfigError(
             f"no runs below {', '.join(map(str, places))}: give run directories or folders of them"
         )
-    _report(found, output, as_json, title=title, target=target)
+    _report(found, output, as_json, title=title, target=target, said=said)
+
+
+def watch(
+    places: Annotated[
+        list[Path] | None, typer.Argument(metavar="RUNS...", help="Folders with runs.")
+    ] = None,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port on this machine; 0: a free one.")
+    ] = 0,
+) -> None:
+    """Serve the report of runs that go on, on this machine alone. It renews itself."""
+    import signal
+    import threading
+
+    from fafed.errors import ConfigError
+
+    need_report("fafed watch")
+    from fafed.report.watch import serving
+
+    roots = places or [ROOT]
+    for root in roots:
+        if root.exists() and not root.is_dir():
+            raise ConfigError(f"{root} is a file: name a folder with runs")
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    with serving(roots, port) as address:
+        typer.echo(f"{address}  (Ctrl-C ends it; the runs go on)")
+        with contextlib.suppress(KeyboardInterrupt):
+            stopped.wait()
 
 
 def need_report(command: str) -> None:
@@ -374,6 +410,7 @@ def _report(
     *,
     title: str | None,
     target: float | None,
+    said: Sequence[str] = (),
 ) -> None:
     from rich.console import Console
 
@@ -392,7 +429,7 @@ def _report(
     for run in runs:
         if run.failure is not None:
             typer.echo(f"{run.name}: {run.failure}", err=True)
-    page = write(runs, folder, title=title, target=target, damaged=damaged)
+    page = write(runs, folder, title=title, target=target, damaged=damaged, said=said)
     if as_json:
         rows = [asdict(row) for row in table(runs)]
         print_json({"report": str(page), "rows": rows, "damaged": damaged})

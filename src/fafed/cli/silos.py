@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fafed.cli.options import ROOT, Changes, Json, Name, Root, interruptible, print_json
+from fafed.cli.options import ROOT, Changes, Json, Name, Root, interruptible, names_once, print_json
 
 if TYPE_CHECKING:
     from fafed.experiments.config import Experiment
@@ -40,7 +40,7 @@ def experiments(name: str, changes: list[str] | None, algorithms: str | None) ->
     found = Experiment.read(name, changes or ())
     if algorithms is None:
         return [found]
-    return [found.with_algorithm(one) for one in listed(algorithms)]
+    return [found.with_algorithm(one) for one in names_once("--algorithms", algorithms)]
 
 
 def listed(names: str) -> list[str]:

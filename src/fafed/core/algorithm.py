@@ -22,6 +22,7 @@ from fafed.core import tree
 from fafed.core.batch import Batches, Draw
 from fafed.core.gradient import Grad
 from fafed.core.hyper import Rule
+from fafed.core.plain import plain
 from fafed.core.schedules import Schedule
 from fafed.core.tree import Tree
 from fafed.errors import ConfigError, nearest
@@ -151,7 +152,8 @@ class Algorithm(ABC, Generic[Shared, Down, Local, Message]):
         for f in dataclasses.fields(self):
             if "rule" in f.metadata:
                 rule: Rule = f.metadata["rule"]
-                value = getattr(self, f.name)
+                value = plain(getattr(self, f.name))
+                object.__setattr__(self, f.name, value)  # a subclass may be frozen
                 if not rule.allows(value):
                     raise ConfigError(
                         f"{type(self).__name__}.{f.name} must be {rule}, got {value!r}: "

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeVar
+
+from fafed.core.plain import number
 
 T = TypeVar("T")
 
@@ -27,21 +28,17 @@ class Rule:
         return self.text + (" or a schedule" if self.schedule else "")
 
 
-def _number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def above(low: float, *, schedule: bool = False) -> Rule:
-    return Rule(f"a number > {low:g}", lambda v: _number(v) and v > low, schedule)
+    return Rule(f"a number > {low:g}", lambda v: number(v) and v > low, schedule)
 
 
 def at_least(low: float, *, schedule: bool = False) -> Rule:
-    return Rule(f"a number >= {low:g}", lambda v: _number(v) and v >= low, schedule)
+    return Rule(f"a number >= {low:g}", lambda v: number(v) and v >= low, schedule)
 
 
 def between(low: float, high: float, *, schedule: bool = False) -> Rule:
     return Rule(
-        f"a number in [{low:g}, {high:g}]", lambda v: _number(v) and low <= v <= high, schedule
+        f"a number in [{low:g}, {high:g}]", lambda v: number(v) and low <= v <= high, schedule
     )
 
 
@@ -57,8 +54,8 @@ def one_of(*choices: str, function: bool = False) -> Rule:
     return Rule(text, lambda v: (isinstance(v, str) and v in choices) or (function and callable(v)))
 
 
-share = Rule("a number in (0, 1]", lambda v: _number(v) and 0 < v <= 1)
-fraction = Rule("a number in [0, 1)", lambda v: _number(v) and 0 <= v < 1)
+share = Rule("a number in (0, 1]", lambda v: number(v) and 0 < v <= 1)
+fraction = Rule("a number in [0, 1)", lambda v: number(v) and 0 <= v < 1)
 sizes = Rule("positive sizes", lambda v: isinstance(v, tuple) and all(n > 0 for n in v))
 switch = Rule("True or False", lambda v: isinstance(v, bool))
 

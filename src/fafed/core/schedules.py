@@ -18,6 +18,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from fafed.core.plain import number, plain
 from fafed.errors import ConfigError
 
 
@@ -31,10 +32,11 @@ class Schedule(ABC):
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            value = getattr(self, f.name)
-            if isinstance(value, int | float) and not value > 0:
+            value = plain(getattr(self, f.name))
+            object.__setattr__(self, f.name, value)  # a subclass may be frozen
+            if f.type in ("int", "float") and not (number(value) and value > 0):
                 raise ConfigError(
-                    f"{type(self).__name__}.{f.name} must be > 0, got {value!r}: "
+                    f"{type(self).__name__}.{f.name} must be a number > 0, got {value!r}: "
                     "every constant of a step-size schedule is positive"
                 )
 
@@ -130,7 +132,9 @@ class OverRun(Schedule):
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        if not self.peak > 0:
+        for f in fields(self):
+            object.__setattr__(self, f.name, plain(getattr(self, f.name)))
+        if not (number(self.peak) and self.peak > 0):
             raise ConfigError(
                 f"{name}.peak must be > 0, got {self.peak!r}: it is the largest step size"
             )
@@ -138,7 +142,7 @@ class OverRun(Schedule):
             ("end", self.end, "the last step size as a share of the peak"),
             ("warmup", self.warmup, "the share of the steps that warm up"),
         ):
-            if not 0 <= value < 1:
+            if not (number(value) and 0 <= value < 1):
                 raise ConfigError(f"{name}.{key} must be in [0, 1), got {value!r}: it is {what}")
         if self.over is not None and (not isinstance(self.over, int) or self.over < 1):
             raise ConfigError(

@@ -13,9 +13,9 @@ from fafed.core import tree
 from fafed.core.batch import Batch, labels_of
 from fafed.data.sources.examples import Examples, Shuffled, Source
 from fafed.data.sources.lazy import LazyPart
-from fafed.data.sources.reader import has_nan
 from fafed.errors import DataError
 
+Usable = Callable[[Any], bool]  # whether the loss on these examples is finite
 log = logging.getLogger("fafed")
 
 IGNORED = -100  # the label that torch's cross entropy ignores
@@ -59,20 +59,20 @@ def check_sizes(source: Source) -> None:
         )
 
 
-def check_numbers(source: Source, clients: Iterable[int]) -> None:
-    """Refuse NaN in the tensors of these clients. Data that is read later is checked then."""
+def check_numbers(source: Source, clients: Iterable[int], usable: Usable) -> None:
+    """Refuse clients whose examples hold NaN or infinity. An example is accepted if the loss on it
+    is finite all the same: some models and losses expect such numbers. Data that is read later is
+    checked then."""
     if not isinstance(source, Examples):
         return
-    for leaf in tree.leaves(source.pool):
-        if not has_nan(leaf):
-            continue
-        for client in clients:
-            own = leaf[torch.from_numpy(source.parts[client]).to(leaf.device)]
-            if has_nan(own):
-                raise DataError(
-                    f"client {client} has {int(torch.isnan(own).sum())} NaN in its data: clean it, "
-                    "training would only spread it"
-                )
+    spoilt = _spoilt(source.pool)
+    if spoilt is None:
+        return
+    for client in clients:
+        own = source.parts[client]
+        for place in spoilt[torch.from_numpy(own).to(spoilt.device)].nonzero().flatten()[:1]:
+            row = int(own[place])
+            _refuse_spoilt(source.pool, row, usable, f"client {client}", int(place))
 
 
 def check_measured(
@@ -80,23 +80,29 @@ def check_measured(
     classes: int | None,
     source: Source,
     ignored: int | None,
+    usable: Usable,
 ) -> None:
-    """Refuse evaluation data that are not like the clients' data, or have wrong labels. Data
-    that is read batch by batch is checked as it is read."""
+    """Refuse evaluation data that are not like the clients' data, have wrong labels, or hold NaN or
+    infinity that the loss on them shows. Data that is read batch by batch is checked as it is
+    read."""
     for name, batches in parts.items():
         if isinstance(batches, LazyPart):
             continue
         found = [batch.data for batch in batches()]
         if not found:
             raise DataError(f"{name}: it has no examples; leave it out, or give it some")
-        if any(has_nan(leaf) for data in found for leaf in tree.leaves(data)):
-            raise DataError(f"{name}: it holds NaN; clean it")
         if isinstance(source, Examples):
             _check_agrees(found[0], source.pool, name)
         every = [own for own in map(labels_of, found) if own is not None]
         for labels in every:
             if classes is not None and (wrong := _wrong(labels, classes)).any():
                 raise _label(name, int(labels[wrong][0]), classes)
+        first = 0
+        for data in found:
+            if (spoilt := _spoilt(data)) is not None:
+                row = int(spoilt.nonzero()[0])
+                _refuse_spoilt(data, row, usable, name, first + row)
+            first += len(tree.leaves(data)[0])
         if every and ignored is not None and all((own == ignored).all() for own in every):
             raise _no_labels(name, ignored)
 
@@ -120,6 +126,36 @@ def _check_agrees(data: Any, clients: Any, name: str) -> None:
             raise DataError(
                 f"{name}: it holds {part.dtype}, the clients' data {own.dtype}; convert one of them"
             )
+
+
+def _spoilt(data: Any) -> Tensor | None:
+    """Which examples hold NaN or infinity; None if there are none."""
+    found = None
+    for part in tree.leaves(data):
+        # a sum is quick and needs no memory; it is not finite if any number is not
+        if part.is_floating_point() and not part.sum().isfinite():
+            rows = ~part.isfinite().flatten(1).all(1) if part.ndim > 1 else ~part.isfinite()
+            found = rows if found is None else found | rows
+    return found if found is not None and found.any() else None
+
+
+def _refuse_spoilt(data: Any, row: int, usable: Usable, who: str, example: int) -> None:
+    one = tree.take(data, slice(row, row + 1))
+    if usable(one):
+        return
+    for name, part in _named(one):
+        if part.is_floating_point() and not part.isfinite().all():
+            value = float(part[~part.isfinite()][0])
+            raise DataError(
+                f"{who}: the {name} of example {example} hold {value}: clean them, for example "
+                "with torch.nan_to_num, or leave the example out"
+            )
+
+
+def _named(data: Any) -> Iterable[tuple[str, Tensor]]:
+    if isinstance(data, Mapping):
+        return data.items()
+    return [("inputs" if i < len(data) - 1 else "targets", part) for i, part in enumerate(data)]
 
 
 def _wrong(labels: Tensor, classes: int) -> Tensor:

@@ -15,6 +15,8 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from fafed.core import tree
+from fafed.core.arguments import checked
+from fafed.core.plain import plain as plain_number
 from fafed.data.client_test import part_name, without_client_test
 from fafed.data.sources.examples import (
     BatchSize,
@@ -136,7 +138,8 @@ def steps_of_round(
     """The number of local steps, q. All clients make the same number. From epochs it is
     ceil(epochs * mean number of examples of a client / batch size)."""
     if epochs is None:
-        return default if steps is None else steps
+        return default if steps is None else checked("local_steps", steps)
+    epochs = plain_number(epochs)
     if steps is not None:
         raise ConfigError(
             f"local_steps = {steps!r} and local_epochs = {epochs!r}: give one of them"

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import torch
 
-from fafed.errors import ConfigError
+from fafed.core.arguments import checked
 
 T = TypeVar("T")
 
@@ -31,11 +31,9 @@ class WorkerPool:
     worker is the calling thread itself."""
 
     def __init__(self, workers: int | None = None, threads: int = 1) -> None:
-        workers = cores() if workers is None else workers
-        if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
-            raise ConfigError(f"workers must be a positive integer, got {workers!r}")
-        self.workers = workers
-        self.threads = threads
+        workers = checked("workers", workers)
+        self.workers = cores() if workers is None else workers
+        self.threads = checked("threads", threads)
         self._pool: ThreadPoolExecutor | None = None
 
     def in_order(self, jobs: Iterable[Callable[[], T]]) -> Iterator[T]:

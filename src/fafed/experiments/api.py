@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fafed.core.algorithm import AnyAlgorithm
+from fafed.core.arguments import checked_all
 from fafed.core.records import History, Record
 from fafed.core.run_data import RunData
 from fafed.core.schedules import Rate
@@ -170,7 +171,8 @@ def start(
     on_record: a function that is called with each record, or several.
     quiet: show no progress. Without it a terminal and a notebook show a line.
     """
-    given = dict(locals())
+    given = checked_all(dict(locals()))
+    batch_size, seed = given["batch_size"], given["seed"]
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model must be an nn.Module, got {type(model).__name__}")
     memory = Memory(Output(output, seed))
@@ -233,7 +235,8 @@ def start(
         )
         if measure is not None:
             ignored = objective.averaged.ignored
-            check_measured(measure.all_parts(), objective.classes, source, ignored)
+            parts = measure.all_parts()
+            check_measured(parts, objective.classes, source, ignored, objective.usable)
             measure.check()
         return Prepared(run, objective, counted(source, held_out, of_clients))
 

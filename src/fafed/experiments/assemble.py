@@ -115,7 +115,8 @@ def prepare(
     if measure is not None:
         if not shards.text:
             ignored = goal.averaged.ignored
-            check_measured(measure.all_parts(), goal.classes, shards.source, ignored)
+            parts = measure.all_parts()
+            check_measured(parts, goal.classes, shards.source, ignored, goal.usable)
         measure.check()
     return Prepared(run, goal, shards)
 

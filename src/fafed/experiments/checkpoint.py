@@ -252,9 +252,9 @@ def share(run: Run) -> None:
         return
     if ranks.rank == 0:
         for other in range(1, ranks.size):
-            ranks.send(other, facts, tree.leaves((shared, buffers)))
+            ranks.send(other, [*facts, run.first_loss], tree.leaves((shared, buffers)))
     else:
-        (round, members, totals), leaves = ranks.receive(0)
+        (round, members, totals, run.first_loss), leaves = ranks.receive(0)
         moved = [leaf.to(shared.x.device) for leaf in leaves]
         shared, buffers = tree.rebuilt((shared, buffers), moved)
         run.state = State(shared, buffers, round, tuple(members), Totals(*totals))

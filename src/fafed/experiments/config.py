@@ -25,8 +25,18 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+import numpy as np
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
+from fafed.core.plain import plain
 from fafed.errors import ConfigError, nearest
 from fafed.files import Json
 
@@ -82,26 +92,26 @@ class Data(Part):
 
 class Experiment(Part):
     name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    rounds: int = Field(ge=1)
-    local_steps: int = Field(default=10, ge=1)
+    rounds: int
+    local_steps: int = 10
     local_epochs: float | None = Field(default=None, gt=0)  # in place of local_steps
     batch_size: int | FULL = 50
     opening_batch_size: int | FULL | None = None  # of the first estimate; local_steps * batch_size
-    seed: int = Field(default=0, ge=0)
+    seed: int = 0
     engine: Literal["auto", "loop", "vmap", "native"] = "auto"
-    threads: int = Field(default=1, ge=1)  # fixed, because it can change the last digits
+    threads: int = 1  # fixed, because it can change the last digits
     device: str = "cpu"
-    eval_every: int = Field(default=1, ge=1)
-    eval_batch_size: int | None = Field(default=None, ge=1)  # examples in a forward pass; 1000
+    eval_every: int = 1
+    eval_batch_size: int | None = None  # examples in a forward pass; 1000
     personalise: int = Field(default=0, ge=0)  # evaluate clients after so many steps of their own
     personalise_eta: float | None = Field(default=None, gt=0)  # of these; the algorithm's eta
-    checkpoint_every: int = Field(default=1, ge=1)
+    checkpoint_every: int = 1
     weights: Literal["uniform", "examples"] | list[float] = "uniform"
     participation: float | list[list[int]] = 1.0
-    failure: float = Field(default=0.0, ge=0, lt=1)
-    clip: float | None = Field(default=None, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    sam: float = Field(default=0.0, ge=0)  # the radius of sharpness-aware gradients
+    failure: float = 0.0
+    clip: float | None = None
+    weight_decay: float = 0.0
+    sam: float = 0.0  # the radius of sharpness-aware gradients
     loss: str = "auto"  # cross_entropy, mse, or "module:function"
     metrics: list[str] = ["accuracy"]  # of `fafed.metrics`, or "module:name"
     baseline: Literal["local", "pooled"] | None = None  # to compare with: docs/evaluation.md
@@ -127,13 +137,25 @@ class Experiment(Part):
             content = {k: v for k, v in content.items() if k != "local_steps"}
         return content
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _argument(cls, value: object, info: ValidationInfo) -> object:
+        """The rules are those of `fafed.train`."""
+        from fafed.core.arguments import ARGUMENTS
+
+        if info.field_name in ARGUMENTS:
+            rule, about = ARGUMENTS[info.field_name]
+            if not rule.allows(value):
+                raise ValueError(f"it must be {rule}: {about}")
+        return value
+
     # Reading and writing.
 
     @classmethod
     def from_dict(cls, content: Mapping[str, object], where: str = "experiment") -> Experiment:
         """From nested dictionaries. An error about a wrong key suggests the nearest right one."""
         try:
-            found = cls.model_validate(_integers_as_floats(cls, dict(content)))
+            found = cls.model_validate(_integers_as_floats(cls, _plain(dict(content))))
         except ValidationError as error:
             raise ConfigError(f"{where}: {_explained(error)}") from None
         found.check()
@@ -404,6 +426,15 @@ def _integers_as_floats(model: type[BaseModel], content: dict[str, object]) -> d
         elif type(value) is int and float in kinds and int not in kinds:
             content[name] = float(value)
     return content
+
+
+def _plain(value: Any) -> Any:
+    """The same with Python's numbers and lists in place of NumPy's."""
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_plain(one) for one in value)
+    return value.tolist() if isinstance(value, np.ndarray) else plain(value)
 
 
 def _without_none(value: Json) -> Json:

@@ -78,6 +78,8 @@ class Folder:
         if not place.exists or not _same(place, self.experiment):
             place.write("experiment.toml", self.experiment.to_toml())
         chosen = checkpoint.load(run, start.path, *start.digests) if start.path else {}
+        losses = (record.train_loss for record in start.lines.records)
+        run.first_loss = next((loss for loss in losses if loss is not None), None)
         checkpoint.share(run)
         round = run.state.round
         _cut(place, start, round)

@@ -188,6 +188,8 @@ class RunDir:
             raise Busy(
                 f"{self.path} is in use by another process: wait for it, or stop it first"
             ) from None
+        except OSError as cause:
+            raise files.not_written(self.path, cause) from cause
         try:
             yield
         finally:

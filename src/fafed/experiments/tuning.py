@@ -28,6 +28,7 @@ import optuna
 from filelock import FileLock
 from optuna.trial import TrialState
 
+from fafed import files
 from fafed.core.records import Record
 from fafed.core.run_data import StudyData
 from fafed.data import DATASETS
@@ -114,7 +115,7 @@ def tune(
     wanted = min(trials or size, size) if sampler == "grid" else (trials or size)
     experiment = experiment.with_algorithm(algorithm)
     folder = root / experiment.name / f"tune-{algorithm}"
-    folder.mkdir(parents=True, exist_ok=True)
+    files.make_folder(folder)
     content = json.dumps([experiment.fingerprint, choices], sort_keys=True)
     told = hashlib.sha256(content.encode()).hexdigest()[:8]
     plan = SearchPlan(

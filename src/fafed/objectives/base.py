@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -11,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fafed.core import tree
+from fafed.core.arguments import checked
 from fafed.core.batch import Batch
 from fafed.core.tree import Tree
-from fafed.errors import ConfigError
 from fafed.kernels.network import Network
 
 Loss = Callable[[Any, Any], Tensor]
@@ -74,17 +73,9 @@ class Objective(ABC):
     not_native: str = "there is no module to recognise"  # why there is no network
 
     def __init__(self, clip: float | None, weight_decay: float, sam: float = 0.0) -> None:
-        if clip is not None and not clip > 0:
-            raise ConfigError(f"clip must be > 0 or None, got {clip!r}: it bounds a norm")
-        if not weight_decay >= 0:
-            raise ConfigError(f"weight_decay must be >= 0, got {weight_decay!r}")
-        if not (sam >= 0 and math.isfinite(sam)):
-            raise ConfigError(
-                f"sam must be a number >= 0, got {sam!r}: the gradient is taken so far away"
-            )
-        self.clip = clip
-        self.weight_decay = weight_decay
-        self.sam = sam
+        self.clip = checked("clip", clip)
+        self.weight_decay = checked("weight_decay", weight_decay)
+        self.sam = checked("sam", sam)
 
     @property
     @abstractmethod

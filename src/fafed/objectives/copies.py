@@ -24,8 +24,8 @@ def copied(module: nn.Module, same: dict[int, object] | None = None) -> nn.Modul
 
 def moved(module: nn.Module, device: torch.device | str | None) -> nn.Module:
     try:
-        return module.to(device)
-    except (RuntimeError, AssertionError) as cause:  # no such device, or no CUDA
+        return module.to(None if device is None else torch.device(device))
+    except (RuntimeError, AssertionError, TypeError) as cause:  # no such device, or no CUDA
         raise ConfigError(f"device {str(device)!r} cannot be used: {cause}; try 'cpu'") from cause
 
 

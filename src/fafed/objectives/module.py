@@ -8,6 +8,7 @@ vanish in half precision. Gradients are those of the mean loss in train mode.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -65,10 +66,10 @@ class Model(Objective):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(clip, weight_decay, sam)
-        if loss != MODEL and not callable(loss):
+        if isinstance(loss, type) or (loss != MODEL and not callable(loss)):
             raise ConfigError(
                 f"loss must be a function of (outputs, targets), or 'model' for the model's own, "
-                f"got {loss!r}"
+                f"got {loss!r}" + (f": write {loss.__name__}()" if isinstance(loss, type) else "")
             )
         refuse_what_a_copy_loses(module)
         self.module = moved(copied(module), device).train()
@@ -99,6 +100,17 @@ class Model(Objective):
         wide = torch.promote_types(self.dtype, torch.float32)
         self.x0 = torch.cat([p.detach().reshape(-1) for p in trainable.values()]).to(wide)
         self.device = self.x0.device
+        if self.device.type == "meta":
+            raise ConfigError(
+                f"{type(module).__name__} is on the device 'meta', where tensors have no values: "
+                "make it on another device, for example model.to_empty(device='cpu') and then "
+                "initialise it"
+            )
+        if not self.x0.isfinite().all():
+            raise ConfigError(
+                f"{type(module).__name__} has NaN or infinity among its parameters: initialise "
+                "them, or load them again"
+            )
         self._local = threading.local()
         self.recurrent = hasattr(self.module, "initial_state")
         self.fused = getattr(self.module, "computes", None) is loss
@@ -200,6 +212,13 @@ class Model(Objective):
         finally:
             module.train()
         return Totals(sums, examples, outputs)
+
+    def usable(self, data: Any) -> bool:
+        """Whether the loss on these examples is finite at the start."""
+        nothing = torch.zeros((), dtype=torch.int64), torch.ones((), dtype=torch.bool)
+        batch = Batch(data, *nothing)
+        total, _ = self.totals(self.x0, self.start().buffers, [batch], {}).sums["loss"]
+        return math.isfinite(total)
 
     def _labels(self, data: Any) -> Tensor | None:
         """The labels that a mean may count; None if there are none."""

@@ -1,10 +1,11 @@
 // Draws the charts of a fafed report from the JSON in #report-data.
 // Every change (axis, scale, theme, width, hidden curves) redraws from the one state below.
+// The event "renewed" says that the content and the JSON are new, as `fafed watch` makes them.
 "use strict";
 (() => {
-  const data = JSON.parse(document.getElementById("report-data").textContent);
+  let data, boxes;
   const root = document.documentElement;
-  const state = { axis: "rounds", scale: "linear", hidden: new Set() };
+  const state = { axis: "rounds", scale: "linear", hidden: new Set() }; // labels
   const coarse = matchMedia("(pointer: coarse)").matches;
   const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif";
 
@@ -50,8 +51,8 @@
     const bands = [], lines = [];
     const format = chart.share ? ".2%" : ".4~g";
     for (const series of chart.series) {
-      if (state.hidden.has(series.curve)) continue;
       const curve = data.curves[series.curve];
+      if (state.hidden.has(curve.label)) continue;
       const colour = token(`hue-${curve.hue}`);
       const x = data.grids[series.grid][state.axis];
       let hover = `%{y:${format}}`;
@@ -238,7 +239,6 @@
     heat: (box, i) => drawHeat(box, data.heat[i]),
     study: (box, i) => drawStudy(box, data.studies[i]),
   };
-  const boxes = [...document.querySelectorAll(".plot")];
 
   function draw(box) {
     if (box.closest("details:not([open])")) return; // drawn when it opens
@@ -251,32 +251,39 @@
   }
   const drawAll = () => boxes.forEach(draw);
 
-  for (const input of document.querySelectorAll(".switch input")) {
-    input.addEventListener("change", () => {
-      state[input.name] = input.value;
-      drawAll();
-    });
-    if (input.checked) state[input.name] = input.value; // a reload may restore another choice
-  }
-  for (const chip of document.querySelectorAll(".legend button")) {
-    chip.addEventListener("click", () => {
-      const curve = Number(chip.dataset.curve);
-      const shown = state.hidden.delete(curve);
-      if (!shown) state.hidden.add(curve);
-      chip.setAttribute("aria-pressed", String(shown));
-      drawAll();
-    });
-  }
-
-  for (const details of document.querySelectorAll("details")) {
-    details.addEventListener("toggle", () => details.querySelectorAll(".plot").forEach(draw));
+  function begin(renewed) {
+    data = JSON.parse(document.getElementById("report-data").textContent);
+    boxes = [...document.querySelectorAll(".plot")];
+    for (const input of document.querySelectorAll(".switch input")) {
+      input.addEventListener("change", () => {
+        state[input.name] = input.value;
+        drawAll();
+      });
+      if (renewed) input.checked = state[input.name] === input.value;
+      else if (input.checked) state[input.name] = input.value; // a reload may restore a choice
+    }
+    for (const chip of document.querySelectorAll(".legend button")) {
+      const { label } = data.curves[Number(chip.dataset.curve)];
+      chip.setAttribute("aria-pressed", String(!state.hidden.has(label)));
+      chip.addEventListener("click", () => {
+        const shown = state.hidden.delete(label);
+        if (!shown) state.hidden.add(label);
+        chip.setAttribute("aria-pressed", String(shown));
+        drawAll();
+      });
+    }
+    for (const details of document.querySelectorAll("details")) {
+      details.addEventListener("toggle", () => details.querySelectorAll(".plot").forEach(draw));
+    }
+    watch.disconnect();
+    boxes.forEach((box) => watch.observe(box));
+    drawAll();
   }
   const watch = new ResizeObserver((entries) => {
     for (const { target } of entries) {
       if (target.clientWidth !== target.drawnWidth) draw(target);
     }
   });
-  boxes.forEach((box) => watch.observe(box));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
 
   // On paper: light, everything open, charts as wide as the sheet.
@@ -293,5 +300,6 @@
     drawAll();
   });
 
-  drawAll();
+  addEventListener("renewed", () => begin(true));
+  begin(false);
 })();

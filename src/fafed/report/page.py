@@ -18,6 +18,11 @@ from fafed.report.tables import table
 from fafed.report.target import choose_target, reaches
 from fafed.report.trials import coordinates, ranked
 
+FOOTER = (
+    "<footer>Written by fafed. This file is self-contained and loads nothing from the network. "
+    "Static versions of the charts (SVG and PNG) are in the same folder.</footer>"
+)
+
 
 def page(
     runs: Sequence[RunData],
@@ -26,8 +31,26 @@ def page(
     target: float | None = None,
     studies: Sequence[StudyData] = (),
     damaged: Mapping[str, str] | None = None,
+    said: Sequence[str] = (),
 ) -> str:
     """The whole report as one HTML document."""
+    heading, body = content(
+        runs, title=title, target=target, studies=studies, damaged=damaged, said=said
+    )
+    return document(heading, f"{body}\n{FOOTER}")
+
+
+def content(
+    runs: Sequence[RunData],
+    *,
+    title: str | None = None,
+    target: float | None = None,
+    studies: Sequence[StudyData] = (),
+    damaged: Mapping[str, str] | None = None,
+    said: Sequence[str] = (),
+) -> tuple[str, str]:
+    """The page's title, and its content as HTML with the data that its script draws. `said` are
+    notes of the caller."""
     curves, rows = make_curves(runs), table(runs)
     measured = evaluated(runs)
     losses = training(runs)
@@ -52,7 +75,8 @@ def page(
         "studies": [coordinates(study) for study in studies if ranked(study)],
     }
 
-    notes = [f"{name} is left out, it is damaged: {why}" for name, why in (damaged or {}).items()]
+    notes = list(said)
+    notes += [f"{name} is left out, it is damaged: {why}" for name, why in (damaged or {}).items()]
     notes += remarks(runs, curves)
     if not measured:
         notes.append(
@@ -75,22 +99,24 @@ def page(
         sections.tuning(studies),
         sections.settings(curves),
         "</main>",
-        "<footer>Written by fafed. This file is self-contained and loads nothing from the "
-        "network. Static versions of the charts (SVG and PNG) are in the same folder.</footer>",
     ]
-    return _document(heading, "\n".join(filter(None, body)), to_json(payload))
+    body.append(f'<script type="application/json" id="report-data">{to_json(payload)}</script>')
+    return heading, "\n".join(filter(None, body))
 
 
-def _document(title: str, body: str, payload: str) -> str:
+def document(title: str, body: str, live: str | None = None) -> str:
+    """An HTML document. `live` is a script that renews it; it may ask the page's own server."""
     from plotly.offline import get_plotlyjs  # slow to import
 
     here = files("fafed.report")
     scripts = [_script(get_plotlyjs()), _script(here.joinpath("page.js").read_text("utf-8"))]
-    # Only these two scripts may run, and nothing may be fetched, whatever the data contain.
+    scripts += [] if live is None else [_script(live)]
+    # Only these scripts may run, and nothing may be fetched, whatever the data contain.
     # Escaping is the first defence, this is the second.
     policy = (
         f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; "
         "style-src 'unsafe-inline'; img-src data: blob:"
+        + ("" if live is None else "; connect-src 'self'")
     )
     return f"""<!doctype html>
 <html lang="en">
@@ -110,9 +136,7 @@ def _document(title: str, body: str, payload: str) -> str:
 </head>
 <body>
 {body}
-<script type="application/json" id="report-data">{payload}</script>
-<script>{scripts[0]}</script>
-<script>{scripts[1]}</script>
+{"".join(f"<script>{script}</script>" for script in scripts)}
 </body>
 </html>
 """

@@ -79,7 +79,8 @@ def compared(curves: Sequence[Curve]) -> str:
 
 
 def finding(rows: Sequence[Row], quantity: Quantity) -> str:
-    """One sentence: which curve ends best, by how much, and whether this exceeds the spread."""
+    """Which curve ends best and by how much. No winner is named on one seed, or if the difference
+    is smaller than the spread over seeds."""
     ends = [(row, stat) for row in rows if (stat := _ranked_by(row, quantity)) is not None]
     ends = [(row, stat) for row, stat in ends if math.isfinite(stat.mean)]
     name = quantity.title.split(" = ")[0].lower()
@@ -92,16 +93,26 @@ def finding(rows: Sequence[Row], quantity: Quantity) -> str:
     label = f"<strong>{escape(row.label)}</strong>"
     if not others:
         return f"{label} ends with a {escape(name)} of {value} ({over})."
-    rank = "highest" if quantity.higher else "lowest"
     second, runner_up = others[0]
+
+    def shown(gap: float) -> str:
+        return f"{100 * gap:.2f} points" if quantity.share else number(gap)
+
     gap = abs(stat.mean - runner_up.mean)
-    shown = f"{100 * gap:.2f} points" if quantity.share else number(gap)
-    noise = max(stat.std or 0.0, runner_up.std or 0.0)
-    doubt = ", less than one standard deviation" if stat.n > 1 and gap < noise else ""
-    return (
-        f"{label} ends with the {rank} {escape(name)}, {value} ({over}), "
-        f"{shown} {'above' if quantity.higher else 'below'} {escape(second.label)}{doubt}."
+    if winner([end for _, end in ends], quantity.higher) is not None:
+        rank = "highest" if quantity.higher else "lowest"
+        return (
+            f"{label} ends with the {rank} {escape(name)}, {value} ({over}), "
+            f"{shown(gap)} {'above' if quantity.higher else 'below'} {escape(second.label)}. "
+            f"This is more than the spread over seeds."
+        )
+    both = (
+        f"{label} ends with a {escape(name)} of {value}, <strong>{escape(second.label)}</strong> "
+        f"with <strong>{escape(quantity.spread(runner_up))}</strong>."
     )
+    if min(end.n for _, end in ends) == 1:
+        return f"{both} One seed: no winner is named."
+    return f"{both} No winner: the difference is smaller than the spread over seeds."
 
 
 def _ranked_by(row: Row, quantity: Quantity) -> Stat | None:
@@ -109,18 +120,26 @@ def _ranked_by(row: Row, quantity: Quantity) -> Stat | None:
 
 
 def _tiles(target: Target | None, reached: Sequence[Reach]) -> str:
-    """For each cost, the curve that reaches the target with the least."""
+    """For each cost, the least with which a curve reaches the target, and which curve if it is
+    clear."""
     able = [reach for reach in reached if reach.costs]
     if target is None or len(reached) < 2 or not able:
         return ""
     goal = escape(target.quantity.brief(target.value))
     tiles = []
     for axis, name in COST_NAME.items():
-        best = min(able, key=lambda reach: reach.costs[axis].mean)
+        costs = [reach.costs.get(axis) for reach in reached]
+        first = winner(costs, higher=False)
+        least = min(cost.mean for cost in costs if cost is not None)
+        if first is not None:
+            who = escape(reached[first].label)
+        elif min(reach.seeds for reach in able) == 1:
+            who = '<span class="muted">one seed: no winner</span>'
+        else:
+            who = '<span class="muted">no winner: within the spread</span>'
         tiles.append(
             f"<div><dt>{name} to {goal}</dt>"
-            f'<dd class="value">{COST_TEXT[axis](best.costs[axis].mean)}</dd>'
-            f"<dd>{escape(best.label)}</dd></div>"
+            f'<dd class="value">{COST_TEXT[axis](least)}</dd><dd>{who}</dd></div>'
         )
     return f'<dl class="tiles">{"".join(tiles)}</dl>\n'
 
@@ -213,7 +232,7 @@ def final(
     ranked_by: Quantity,
 ) -> str:
     found = columns(measured, losses)
-    best = [winner([column.value(row) for row in rows], column.higher) for column in found]
+    best = [winner([column.stat(row) for row in rows], column.higher) for column in found]
     body = []
     for i, row in enumerate(rows):
         cells = "".join(
@@ -230,9 +249,14 @@ def final(
         if measured
         else ""
     )
+    bold = "Bold: better than all others by more than the spread over seeds."
+    if len(rows) < 2:
+        bold = ""
+    elif not spread:
+        bold = "One seed: no winner is named."
     return (
         '<section id="final"><h2>Final numbers</h2>'
-        f'<p class="muted small">Mean{spread} over seeds at the last measured round, best in bold.'
+        f'<p class="muted small">Mean{spread} over seeds at the last measured round. {bold}'
         f"{escape(best_note)} {escape(_LOSSES)} Gradients, bytes and time are sums over all rounds "
         "and clients, averaged over seeds; a gradient is one step's batch.</p>"
         f"{html_table(head, body, 'wide names', 'Final numbers')}</section>"

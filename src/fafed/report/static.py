@@ -5,11 +5,13 @@ matplotlib is imported where it is used, because it is slow to load.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fafed import files
 from fafed.core.run_data import RunData
 from fafed.report.curves import Curve, make_curves
 from fafed.report.palette import LIGHT, style
@@ -110,7 +112,12 @@ def save(picture: Figure, paths: list[Path]) -> list[Path]:
     for path in paths:
         # Without the date, drawing the same runs again changes nothing.
         metadata = {"Date": None} if path.suffix == ".svg" else None
-        picture.savefig(path, dpi=200, metadata=metadata, facecolor=LIGHT.background)
+        content = io.BytesIO()
+        kind = path.suffix.removeprefix(".")
+        picture.savefig(
+            content, format=kind, dpi=200, metadata=metadata, facecolor=LIGHT.background
+        )
+        files.write(path, [content.getbuffer()], sync=False)
     return paths
 
 

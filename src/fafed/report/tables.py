@@ -46,11 +46,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of the final table. `value` is None if the column has no best value."""
+    """One column of the final table. `stat` is None if the column has no best value."""
 
     title: str
     text: Callable[[Row], str]
-    value: Callable[[Row], float | None] = lambda row: None
+    stat: Callable[[Row], Stat | None] = lambda row: None
     higher: bool = False
 
 
@@ -107,11 +107,7 @@ def columns(quantities: Sequence[Quantity], losses: Sequence[Quantity]) -> list[
             stat = get(row)
             return NOTHING if stat is None else quantity.spread(stat)
 
-        def value(row: Row) -> float | None:
-            stat = get(row)
-            return None if stat is None else stat.mean
-
-        return Column(title, text, value, quantity.higher)
+        return Column(title, text, get, quantity.higher)
 
     def final(quantity: Quantity) -> Callable[[Row], Stat | None]:
         return lambda row: row.of(quantity)
@@ -137,24 +133,38 @@ def columns(quantities: Sequence[Quantity], losses: Sequence[Quantity]) -> list[
     ]
 
 
-def winner(values: Sequence[float | None], higher: bool) -> int | None:
-    """The index of the best value; None if there is nothing to compare."""
-    # x == x is false for NaN: a diverged curve cannot win.
-    known = [(value, i) for i, value in enumerate(values) if value is not None and value == value]
-    if not known or len(values) < 2:
+def winner(stats: Sequence[Stat | None], higher: bool) -> int | None:
+    """The index of the winner. It is better than every other by more than the spread over seeds:
+    the larger standard deviation of the two. None if there is no winner, or one seed only."""
+    known = {i: stat for i, stat in enumerate(stats) if stat is not None}
+    finite = {i: stat for i, stat in known.items() if math.isfinite(stat.mean)}
+    if len(known) < 2 or not finite:
         return None
-    return max(known, key=lambda pair: pair[0] if higher else -pair[0])[1]
+    best = (max if higher else min)(finite, key=lambda i: finite[i].mean)
+    first = finite.pop(best)
+    clear = all(abs(first.mean - other.mean) > spread_of(first, other) for other in finite.values())
+    return best if clear and first.n > 1 else None
+
+
+def spread_of(one: Stat, other: Stat) -> float:
+    """The spread over seeds when two curves are compared. Of one seed it is not known."""
+    if one.std is None or other.std is None:
+        return math.inf
+    return max(one.std, other.std)
 
 
 def rich_table(runs: Sequence[RunData], title: str | None = None) -> Table:
-    """The final table for a terminal, with the best values in bold. The page has more columns."""
+    """The final table for a terminal, with clear winners in bold. The page has more columns."""
     rows = table(runs)
     narrow = ("Seeds", "Rounds", "Sent down")  # left out in a terminal
     shown = columns(evaluated(runs)[:1], training(runs)[:1])
     found = [c for c in shown if c.title not in narrow]
-    winners: list[Any] = [winner([c.value(row) for row in rows], c.higher) for c in found]
+    winners: list[Any] = [winner([c.stat(row) for row in rows], c.higher) for c in found]
     seeds = max(row.seeds for row in rows)
     caption = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+    if len(rows) > 1:
+        bold = "bold: better than all others by more than the spread over seeds"
+        caption += f"; {bold}" if seeds > 1 else ": no winner is named"
     result = Table(title=title, caption=caption)
     result.add_column(
         "Algorithm", overflow="fold", min_width=min(10, max(len(r.label) for r in rows))

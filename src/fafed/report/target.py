@@ -13,6 +13,7 @@ from fafed.report.numbers import Stat
 from fafed.report.quantities import AXES, Quantity
 
 WAY = 0.9  # the automatic target: this share of the way from the start to the best end
+METHODS = 3  # at least so many methods reach the automatic target, or all that improve
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,35 @@ def choose_target(
     best = (max if quantity.higher else min)(series.mean[-1] for series in ends)
     if best == start or (best > start) != quantity.higher:
         return None  # nothing improved, so there is no target
-    value = _rounded(start + WAY * (best - start), quantity)
-    return Target(
-        quantity,
-        value,
-        f"chosen automatically, {100 * WAY:.0f} % of the way from where the curves start "
-        f"({quantity.text(start)} on average) to the best final value ({quantity.text(best)})",
+    way = start + WAY * (best - start)
+    rule = (
+        f"{100 * WAY:.0f} % of the way from where the curves start "
+        f"({quantity.text(start)} on average) to the best final value ({quantity.text(best)})"
     )
+    better = max if quantity.higher else min
+    reached = sorted(
+        (value for curve in curves if (value := _attained(curve, quantity)) is not None),
+        reverse=quantity.higher,
+    )
+    gained = [value for value in reached if value != start and better(value, start) == value]
+    few = gained[:METHODS]
+    if few and better(way, few[-1]) == way != few[-1]:  # too hard for some of them
+        way = few[-1]
+        rule = f"the hardest that {len(few)} methods reach with every seed"
+    return Target(quantity, _rounded(way, quantity), f"chosen automatically: {rule}")
+
+
+def _attained(curve: Curve, quantity: Quantity) -> float | None:
+    """The best value that every seed of the curve reaches; None if a seed has none."""
+    best, worst = (max, min) if quantity.higher else (min, max)
+    seeds = []
+    for run in curve.runs:
+        read = (quantity.read(r) for r in run.records if r["round"] <= curve.rounds)
+        values = [value for value in read if value is not None and math.isfinite(value)]
+        if not values:
+            return None
+        seeds.append(best(values))
+    return worst(seeds)
 
 
 def _rounded(value: float, quantity: Quantity) -> float:

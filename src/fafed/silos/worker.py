@@ -22,7 +22,7 @@ from torch import Tensor
 from fafed import __version__, files
 from fafed.core import tree
 from fafed.core.algorithm import AnyAlgorithm, Exchange, HasX, exchanges_of_round
-from fafed.data.checks import check_labels
+from fafed.data.checks import check_labels, check_numbers
 from fafed.data.sources.examples import Source
 from fafed.engines.base import ClientState, NotFinite
 from fafed.engines.client import Oracle, check, visit
@@ -271,6 +271,7 @@ class Worker:
             (batch,) = source.batches(source.draw(("round",), plan.client, 0, 1))
             goal.probe(batch)
             check_labels(source, [plan.client], goal.classes, goal.averaged.ignored)
+            check_numbers(source, [plan.client], goal.usable)
             sends = self.site.sends(experiment, found)
             measure = _evaluator(experiment, goal, found, sends)
             part = Part(plan, experiment, source, goal, measure, sends, found.test_rows)

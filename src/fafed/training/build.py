@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from fafed.core.algorithm import Algorithm, AnyAlgorithm
+from fafed.core.arguments import checked
+from fafed.core.plain import number, plain
 from fafed.data.checks import check_labels, check_numbers, check_sizes
 from fafed.data.sources.examples import Shuffled, Source
 from fafed.engines.base import Engine
@@ -19,7 +21,7 @@ from fafed.objectives.function import Function
 from fafed.privacy.options import LEAST_SILOS, Privacy, quorum
 from fafed.training.baselines import Alone, check_baseline, pooled
 from fafed.training.cohort import Cohort, Participation
-from fafed.training.loop import Run, check_lengths
+from fafed.training.loop import Run
 
 MakeEngine = Callable[[AnyAlgorithm], Engine]  # of the algorithm that is bound to the model
 
@@ -53,7 +55,7 @@ def build(
     baseline: see `fafed.training.baselines`.
     """
     check_algorithm(algorithm)
-    check_lengths(rounds, local_steps)
+    rounds, local_steps = checked("rounds", rounds), checked("local_steps", local_steps)
     privacy = privacy or Privacy()
     secure: dict[str, Any] = {"quorum": quorum} if privacy.secure else {}
     bound = algorithm.bind_model(objective.shapes).bind_run(rounds, local_steps)
@@ -134,9 +136,9 @@ def _checked(source: Source, objective: objectives.Model | Function) -> Source:
     if isinstance(objective, objectives.Model):
         (batch,) = source.batches(source.draw(("round",), 0, 0, 1))
         everyone = range(len(source.examples))
-        check_numbers(source, everyone)
         objective.probe(batch)
         check_labels(source, everyone, objective.classes, objective.averaged.ignored)
+        check_numbers(source, everyone, objective.usable)
     return source
 
 
@@ -154,19 +156,28 @@ def check_secure(cohort: Cohort) -> None:
 def check_algorithm(algorithm: object) -> None:
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(
-            f"algorithm must be an object such as fafed.FAFED(eta=0.01), got {algorithm!r}"
+            f"algorithm must be an object such as fafed.FAFED(eta=0.01), got {_told(algorithm)}"
         )
 
 
 def weights_of(weights: str | Sequence[float], examples: Sequence[int]) -> list[float]:
     """A weight for each client."""
-    if weights == "uniform":
+    if isinstance(weights, str) and weights == "uniform":
         return [1.0] * len(examples)
-    if weights == "examples":
+    if isinstance(weights, str) and weights == "examples":
         return [float(n) for n in examples]
-    if isinstance(weights, str) or len(weights) != len(examples) or not all(w > 0 for w in weights):
+    given = [plain(w) for w in weights] if isinstance(weights, Iterable) else []
+    if len(given) != len(examples) or not all(number(w) and w > 0 for w in given):
         raise ConfigError(
             f"weights must be 'uniform', 'examples' or {len(examples)} positive numbers, "
             f"one per client, got {weights!r}"
         )
-    return [float(w) for w in weights]
+    return [float(w) for w in given]
+
+
+def _told(algorithm: object) -> str:
+    if isinstance(algorithm, type):
+        return f"the class {algorithm.__name__}: write {algorithm.__name__}(...)"
+    if isinstance(algorithm, str):
+        return f"the name {algorithm!r}: `fafed algorithms` lists the classes and their settings"
+    return f"{algorithm!r}"

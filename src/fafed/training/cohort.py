@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from fafed.core import randomness
+from fafed.core.arguments import checked
+from fafed.core.plain import number, plain
 from fafed.errors import ConfigError
 
 Participation = float | Sequence[Sequence[int]] | Callable[[int], Sequence[int]]
@@ -31,24 +34,26 @@ class Cohort:
         quorum: Callable[[int], int] = lambda invited: 1,
     ) -> None:
         """quorum: how many of the invited clients must answer. If fewer do, nobody counts."""
-        if not isinstance(participation, Sequence) and not callable(participation):
-            if not 0 < participation <= 1:
-                raise ConfigError(
-                    f"participation must be a fraction in (0, 1], a list of client lists or a "
-                    f"function of the round, got {participation!r}"
-                )
-        elif isinstance(participation, Sequence) and not participation:
-            raise ConfigError("participation is an empty schedule: list the clients of each round")
-        if not 0 <= failure < 1:
-            raise ConfigError(f"failure must be a probability in [0, 1), got {failure!r}")
+        if isinstance(participation, np.ndarray):
+            participation = participation.tolist()
         self.population = population
-        self.participation = participation
-        self.failure = failure
-        self.seed = seed
+        self.participation: Participation = plain(participation)
+        self.failure = checked("failure", failure)
+        self.seed = checked("seed", seed)
         self.quorum = quorum
-        if isinstance(participation, Sequence):
-            for clients in participation:
+        choice = self.participation
+        if isinstance(choice, Sequence) and not isinstance(choice, str):
+            if not choice:
+                raise ConfigError(
+                    "participation is an empty schedule: list the clients of each round"
+                )
+            for clients in choice:
                 self._checked(clients)
+        elif not callable(choice) and not (number(choice) and 0 < choice <= 1):
+            raise ConfigError(
+                f"participation must be a fraction in (0, 1], a list of client lists or a "
+                f"function of the round, got {choice!r}"
+            )
 
     @property
     def always_all_clients(self) -> bool:
@@ -76,7 +81,13 @@ class Cohort:
         return found if len(found) >= self.quorum(len(invited)) else ()
 
     def _checked(self, clients: Sequence[int]) -> tuple[int, ...]:
-        chosen = tuple(sorted({int(c) for c in clients}))
+        try:
+            chosen = tuple(sorted({operator.index(c) for c in clients}))
+        except TypeError:
+            raise ConfigError(
+                f"participation has {clients!r} for a round: a round needs a list of client "
+                "numbers, for example [[0, 1], [2, 3]] for two rounds in turn"
+            ) from None
         if not chosen or chosen[0] < 0 or chosen[-1] >= self.population:
             raise ConfigError(
                 f"participation names clients {list(clients)}: a round needs at least one of "

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fafed.core import randomness, tree, vectors
 from fafed.core.algorithm import AnyAlgorithm
+from fafed.core.arguments import checked
 from fafed.core.batch import Batch
 from fafed.core.records import MOST_CLIENTS, higher_is_better, summary
 from fafed.core.schedules import Rate, Schedule, at
@@ -127,6 +128,11 @@ class Evaluator:
         self.whole: dict[str, Callable[..., Any]] = {}
         self.stateful: dict[str, Any] = {}
         self.higher = {"loss": False}
+        if not isinstance(metrics, Mapping):
+            raise ConfigError(
+                "metrics must map names to metrics, such as {'accuracy': fafed.metrics.accuracy}, "
+                f"got {metrics!r}"
+            )
         for name, metric in metrics.items():
             self._sort(name, metric)
         self.names = ["loss", *metrics]
@@ -363,8 +369,7 @@ def chunks(data: Columns, size: int | None = None) -> Iterator[Batch]:
 
 def chunked(data: Columns | LazyPart, size: int | None = None) -> Part:
     """A dataset in order, as a part of an evaluation."""
-    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-        raise ConfigError(f"eval_batch_size must be a positive integer, got {size!r}")
+    size = checked("eval_batch_size", size)
     return data.with_size(size) if isinstance(data, LazyPart) else partial(chunks, data, size)
 
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from torch import Tensor
 
 from fafed.core import tree
 from fafed.core.algorithm import AnyAlgorithm, HasX, exchanges_of_round
+from fafed.core.arguments import checked
 from fafed.core.records import History, Record
 from fafed.engines.base import Engine, NobodyAnswered, NotFinite, StateLost
 from fafed.errors import ConfigError, FafedError
@@ -33,6 +34,9 @@ class Measure(Protocol):
     def __call__(
         self, x: Tensor, buffers: tuple[Tensor, ...], step: int, /
     ) -> Mapping[str, Mapping[str, Any]]: ...
+
+
+TOO_LARGE = 1e8  # a loss above this multiple of (1 + |first round's loss|) is a divergence
 
 
 class State(NamedTuple):
@@ -54,7 +58,8 @@ class Totals(NamedTuple):
 
 
 class Diverged(FafedError):
-    """The run produced NaN or infinity. `history` and `x` are those of the last good round."""
+    """The run produced NaN, infinity or a far too large loss. `history` and `x` are those of the
+    last good round."""
 
     def __init__(self, message: str, client: int | None, round: int) -> None:
         super().__init__(message)
@@ -75,18 +80,10 @@ class _RetryRound(Exception):
         self.clients = clients
 
 
-def check_lengths(rounds: object, local_steps: object, measure_every: object = 1) -> None:
-    for name, value in [
-        ("rounds", rounds),
-        ("local_steps", local_steps),
-        ("eval_every", measure_every),
-    ]:
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"{name} must be a positive integer, got {value!r}")
-
-
 class Run:
     """One algorithm on one engine, round after round."""
+
+    first_loss: float | None = None  # of the first round that has one
 
     def __init__(
         self,
@@ -104,14 +101,13 @@ class Run:
     ) -> None:
         """check_state: look for NaN and infinity in the server's state, too, before a round counts.
         If clients are trusted this is not needed: the next round finds NaN in their messages."""
-        check_lengths(rounds, local_steps, measure_every)
         self.algorithm = algorithm
         self.engine = engine
-        self.rounds = rounds
-        self.local_steps = local_steps
+        self.rounds = checked("rounds", rounds)
+        self.local_steps = checked("local_steps", local_steps)
         self.cohort = cohort or Cohort(engine.population)
         self.measure = measure
-        self.measure_every = measure_every
+        self.measure_every = checked("eval_every", measure_every)
         self.check_state = check_state
         self.state = State(algorithm.init(x0), buffers, 0, (), Totals())
         self.underway = False  # whether a round is running that an exception would undo
@@ -189,6 +185,12 @@ class Run:
                 totals.bytes_down + reply.bytes_down * len(invited) // len(clients),
                 totals.seconds,
             )
+        if self._too_large(loss):
+            self.engine.rollback()
+            error = self._grown(loss, number)
+            if self.engine.ranks is not None:
+                self.engine.ranks.agreed = error  # every rank knows this loss and stops here
+            raise error
         totals = totals._replace(seconds=totals.seconds + time.perf_counter() - began)
         members = invited if invited == clients else ()
         state = State(shared, buffers, number, members, totals)
@@ -200,6 +202,8 @@ class Run:
         self.underway = False
         self.engine.commit()
         self.state = state
+        if self.first_loss is None:
+            self.first_loss = loss
         return record
 
     def _without_absent(
@@ -272,6 +276,20 @@ class Run:
             personalised=dict(measured.get("personalised", {})),
             client_values=dict(measured.get("client_values", {})),
             diagnostics={name: float(value) for name, value in seen.items()},
+        )
+
+    def _too_large(self, loss: float | None) -> TypeGuard[float]:
+        """Whether the loss has grown beyond what a run recovers from. A loss may be negative."""
+        if loss is None or self.first_loss is None:
+            return False
+        return loss > TOO_LARGE * (1 + abs(self.first_loss))
+
+    def _grown(self, loss: float, number: int) -> Diverged:
+        return self._stopped(
+            f"round {number}: the clients' mean loss is {loss:.3g}, and was {self.first_loss:.3g} "
+            f"in the first round. {self.algorithm} has diverged: try a smaller eta, or clip=1.0. ",
+            None,
+            number,
         )
 
     def _diverged(self, cause: NotFinite, number: int) -> Diverged:

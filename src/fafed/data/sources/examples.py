@@ -19,12 +19,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from fafed.core import randomness, tree
+from fafed.core.arguments import checked
 from fafed.core.batch import Batch, Draw, Picked
 from fafed.data.sources.collate import collate, not_stackable
-from fafed.errors import ConfigError, DataError
+from fafed.errors import DataError
 from fafed.kernels.vmap_bridge import for_all_clients
 
 BatchSize = int | Literal["full"]
@@ -172,11 +173,10 @@ class Shuffled(Source):
         self.parts: list[Indices] = [np.asarray(part, dtype=np.int64) for part in parts]
         self.examples = tuple(len(part) for part in self.parts)
         self._lengths = np.asarray(self.examples)
-        self.batch_size = _checked_size("batch_size", batch_size)
-        self.anchor_size = _checked_size(
-            "opening_batch_size", batch_size if anchor_size is None else anchor_size
-        )
-        self.seed = seed
+        self.batch_size: BatchSize = checked("batch_size", batch_size)
+        size: BatchSize | None = checked("opening_batch_size", anchor_size)
+        self.anchor_size = self.batch_size if size is None else size
+        self.seed = checked("seed", seed)
         self._one_at_a_time = threading.Lock()  # several workers draw at the same time
         self._orders: dict[tuple[int, int], Indices] = {}
         self._stacks: dict[int, tuple[Indices, Indices]] = {}
@@ -362,14 +362,6 @@ def _rows(pool: Tensor, rows: Tensor) -> Tensor:
     return for_all_clients(of_all, rows)[0]
 
 
-def _checked_size(name: str, size: object) -> BatchSize:
-    if isinstance(size, str) and size == "full":
-        return "full"
-    if isinstance(size, int) and not isinstance(size, bool) and size > 0:
-        return size
-    raise ConfigError(f"{name} must be a positive integer or 'full', got {size!r}")
-
-
 @dataclass(frozen=True)
 class Plain:
     """Data that is in memory already: tensors, and the rows of them that count (None: all)."""
@@ -389,6 +381,8 @@ def plain(data: object, name: str) -> Plain | None:
             f"{name} is an IterableDataset, which has no length and no order to draw from: "
             "make it a map-style Dataset or a tuple of tensors"
         )
+    if isinstance(data, DataLoader):
+        raise DataError(f"{name} is a DataLoader: give its .dataset; fafed draws the batches")
     if isinstance(data, Plain):
         return data
     if isinstance(data, TensorDataset) and _reads_like(data, TensorDataset):
@@ -478,7 +472,14 @@ def check_clients(clients: Sequence[object]) -> None:
     if isinstance(clients, Dataset | Tensor) or not isinstance(clients, Sequence) or not clients:
         raise DataError(
             "clients must be a non-empty list with one Dataset or (inputs, targets) per client, "
-            f"got {type(clients).__name__}" + (" of length 0" if clients == [] else "")
+            f"got {type(clients).__name__}"
+            + (" of length 0" if clients == [] else "")
+            + _cure(clients)
+        )
+    if len(clients) > 1 and all(isinstance(one, Tensor | np.ndarray) for one in clients):
+        raise DataError(
+            f"clients has {len(clients)} tensors, which look like the inputs and targets of one "
+            "client: write clients=[(inputs, targets)], with one pair per client"
         )
 
 
@@ -511,6 +512,14 @@ def examples_of(clients: Sequence[object], **options: Any) -> Examples:
         parts.append(bases[base] + rows)
     pool = pools[0] if len(pools) == 1 else tree.map(lambda *all: torch.cat(all), *pools)
     return Examples(pool, parts, **options)
+
+
+def _cure(clients: object) -> str:
+    if isinstance(clients, Mapping):
+        return ": write list(clients.values())"
+    if isinstance(clients, Dataset):
+        return ": write [dataset] for one client, or split it"
+    return ": write list(clients)" if isinstance(clients, Iterator) else ""
 
 
 def _in_order(data: Columns, like: Columns) -> Columns:

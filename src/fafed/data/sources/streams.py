@@ -15,7 +15,10 @@ import torch
 from torch import Tensor
 
 from fafed.core import randomness
+from fafed.core.arguments import checked
 from fafed.core.batch import Batch, Draw
+from fafed.core.hyper import integer
+from fafed.core.plain import plain
 from fafed.data.sources.examples import Drawn, Draws, Indices, Source
 from fafed.errors import ConfigError
 
@@ -33,9 +36,10 @@ class Streams(Source):
         anchor_size: int | None = None,
         seed: int = 0,
     ) -> None:
-        anchor_size = batch_size if anchor_size is None else anchor_size
+        batch_size = plain(batch_size)
+        anchor_size = batch_size if anchor_size is None else plain(anchor_size)
         for name, size in (("batch_size", batch_size), ("opening_batch_size", anchor_size)):
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            if not integer(1).allows(size):
                 raise ConfigError(f"{name} must be a positive integer for text, got {size!r}")
         self.tokens = tokens
         self.starts = [int(part[0]) for part in parts]
@@ -43,7 +47,7 @@ class Streams(Source):
         self.batch_size = batch_size
         self.bptt = bptt
         self.anchor_size = anchor_size
-        self.seed = seed
+        self.seed = checked("seed", seed)
         shortest = min(self.examples)
         if self._windows(shortest) < 1:
             raise ConfigError(

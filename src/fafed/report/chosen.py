@@ -1,0 +1,34 @@
+"""Which runs a report shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fafed.experiments.rundir import RunDir, all_runs
+
+TRIALS = "tune-"  # `fafed tune` keeps the trials of an algorithm in a folder with this prefix
+
+
+def chosen(roots: Sequence[Path]) -> tuple[list[RunDir], list[str]]:
+    """The runs below these folders, each once, and what to say about those that are left out.
+
+    The trials of a search are no results: their settings were tried, not chosen. They are shown
+    only if their own folder is named.
+    """
+    found: dict[Path, RunDir] = {}
+    trials: dict[Path, int] = {}
+    for root in roots:
+        for place in all_runs(root):
+            folder = place.path.parent
+            inside = folder == root or place.path == root
+            if folder.name.startswith(TRIALS) and not inside:
+                trials[folder] = trials.get(folder, 0) + 1
+            else:
+                found.setdefault(place.path.resolve(), place)
+    said = [
+        f"{count} trial{' of a search is' if count == 1 else 's of a search are'} left out: "
+        f"`fafed report {folder}` shows {'it' if count == 1 else 'them'}"
+        for folder, count in trials.items()
+    ]
+    return list(found.values()), said
