@@ -68,7 +68,7 @@ class Oracle(Grad):
             losses = self.losses if batch.step else self.other_losses
             losses.append((found.loss, self.objective.counts(batch.data)))
         self.evaluations += 1
-        self.samples += len(tree.leaves(batch.data)[0])
+        self.samples += self.objective.samples(batch.data)
         return found.gradient
 
     def loss(self) -> tuple[Tensor, Tensor]:

@@ -94,6 +94,7 @@ def prepare(
         workers=workers,
         threads=threads,
         ranks=ranks,
+        privacy=experiment.privacy_options(),
     )
     if measure is not None:
         if isinstance(shards.source, Examples):

@@ -32,6 +32,7 @@ from fafed.files import Json
 
 if TYPE_CHECKING:
     from fafed.core.algorithm import AnyAlgorithm
+    from fafed.privacy.options import Privacy
 
 FULL = Literal["full"]
 
@@ -94,6 +95,7 @@ class Experiment(Part):
     weight_decay: float = Field(default=0.0, ge=0)
     loss: str = "auto"  # cross_entropy, mse, or "module:function"
     metrics: list[str] = ["accuracy"]  # of `fafed.metrics`, or "module:name"
+    privacy: dict[str, Any] = {}  # see `help(fafed.Privacy)`
     data: Data
     model: Named
     algorithm: Named
@@ -195,6 +197,7 @@ class Experiment(Part):
         from fafed.algorithms import ALGORITHMS
         from fafed.data import DATASETS, partition
 
+        self.privacy_options()
         for section, table in (("settings", self.settings), ("search", self.search)):
             for name in table:
                 if ":" not in name and name not in ALGORITHMS:
@@ -212,6 +215,11 @@ class Experiment(Part):
                     f"{nearest(self.data.name, DATASETS)}"
                 )
             partition.build(dataset=self.data.name, **self.data.partition)
+
+    def privacy_options(self) -> Privacy:
+        from fafed.privacy.options import Privacy
+
+        return Privacy.from_dict(self.privacy)
 
     def algorithm_object(self, epoch_steps: int) -> AnyAlgorithm:
         return self._algorithm(self.algorithm.name, self.algorithm.options, epoch_steps)

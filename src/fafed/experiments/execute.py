@@ -109,6 +109,10 @@ def _go_on(
                 end_together(ranks)
             if ranks is None:
                 stopping.check()
+        if ranks is None and written > saver.round:  # it has stopped before its last round
+            stopping.saving = True
+            saver.save(run, descriptor, last=True)
+            stopping.saving = False
     except BaseException:
         stopping.saving = True
         with contextlib.suppress(FafedError, OSError):  # the first error counts

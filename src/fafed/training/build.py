@@ -13,10 +13,12 @@ from fafed.engines.ranks import Ranks
 from fafed.engines.simulation import Simulation
 from fafed.errors import ConfigError
 from fafed.objectives import module as objectives
+from fafed.objectives.base import Objective
 from fafed.objectives.function import Function
 from fafed.privacy.options import LEAST_SILOS, Privacy, quorum
 from fafed.training.cohort import Cohort, Participation
 from fafed.training.loop import Run, check_lengths
+from fafed.training.private import private_parts
 
 
 def build(
@@ -58,9 +60,24 @@ def build(
     cohort = Cohort(population, participation=participation, failure=failure, seed=seed, **options)
     if privacy.secure:
         check_secure(cohort)
+    goal: Objective = objective
+    budget = None
+    if privacy.level is not None:
+        goal, source, budget = private_parts(
+            privacy,
+            algorithm,
+            objective,
+            source,
+            cohort,
+            rounds=rounds,
+            local_steps=local_steps,
+            engine=engine,
+            seed=seed,
+        )
+        engine = "loop"
     simulation = Simulation(
         algorithm,
-        objective,
+        goal,
         source,
         weights=weights_of(weights, source.examples),
         steps=local_steps,
@@ -80,6 +97,7 @@ def build(
         cohort=cohort,
         measure=measure,
         measure_every=measure_every,
+        budget=budget,
     )
 
 

@@ -21,6 +21,7 @@ from fafed.core.algorithm import AnyAlgorithm, HasX, exchanges_of_round
 from fafed.core.records import History, Record
 from fafed.engines.base import Engine, NobodyAnswered, NotFinite, StateLost
 from fafed.errors import ConfigError, FafedError
+from fafed.training.budget import Budget
 from fafed.training.cohort import Cohort
 
 log = logging.getLogger("fafed")
@@ -101,8 +102,10 @@ class Run:
         measure: Measure | None = None,
         measure_every: int = 1,
         check_state: bool = False,
+        budget: Budget | None = None,
     ) -> None:
-        """check_state: look for NaN and infinity in the server's state, too, before a round counts.
+        """budget: with it, records have the epsilon that is spent, and the run stops in time.
+        check_state: look for NaN and infinity in the server's state, too, before a round counts.
         If clients are trusted this is not needed: the next round finds NaN in their messages."""
         check_lengths(rounds, local_steps, measure_every)
         self.algorithm = algorithm
@@ -113,6 +116,8 @@ class Run:
         self.measure = measure
         self.measure_every = measure_every
         self.check_state = check_state
+        self.budget = budget
+        self.last_round = budget.affordable(rounds) if budget else rounds
         self.state = State(algorithm.init(x0), buffers, 0, (), Totals())
         self.underway = False  # whether a round is running that an exception would undo
         if algorithm.population not in (None, engine.population):
@@ -130,8 +135,15 @@ class Run:
             )
 
     def __iter__(self) -> Iterator[Record]:
-        while self.state.round < self.rounds:
+        while self.state.round < self.last_round:
             yield self.round()
+        if self.last_round < self.rounds and self.budget is not None:
+            log.warning(
+                "stopped after round %d of %d: one more would pass max_epsilon = %g",
+                self.last_round,
+                self.rounds,
+                self.budget.max_epsilon,
+            )
 
     def round(self) -> Record:
         """Make one round. On an error the state remains that of the round before."""
@@ -144,7 +156,8 @@ class Run:
             try:
                 return self._attempt(began, invited, clients)
             except _RetryRound as again:
-                clients = again.clients
+                # with noise, a second try on the same batches would have to be paid for
+                clients = again.clients if self.budget is None else ()
             finally:
                 self.underway = False
         raise Absent(
@@ -251,11 +264,13 @@ class Run:
 
     def _record(self, state: State, loss: float | None, clients: int) -> Record:
         shared, buffers, number, _, totals = state
-        last = number == self.rounds
+        last = number == self.last_round
         wanted = self.measure and (last or number % self.measure_every == 0)
         step = number * self.local_steps
         measured = self.measure(shared.x, buffers, step) if self.measure and wanted else {}
-        seen = self.algorithm.diagnostics(shared)
+        seen: dict[str, Any] = dict(self.algorithm.diagnostics(shared))
+        if self.budget is not None:
+            seen["epsilon"] = self.budget.accountant.epsilon(number)
         return Record(
             round=number,
             steps=step,
