@@ -10,17 +10,25 @@ if TYPE_CHECKING:
         FAFED,
         PRSGDM,
         SCAFFOLD,
+        SCAFFOLDM,
         SPIDER,
         STEM,
         STORM,
         Adam,
         AMSGrad,
+        DiLoCo,
         FedAdagrad,
         FedAdam,
+        FedAdamW,
         FedAMS,
         FedAvg,
         FedCAMS,
+        FedCM,
+        FedDyn,
+        FedExP,
         FedGLOMO,
+        FedLADA,
+        FedMuon,
         FedPD,
         FedProx,
         FedYogi,
@@ -35,11 +43,13 @@ if TYPE_CHECKING:
     from fafed.core.algorithm import Algorithm
     from fafed.core.records import History, Record
     from fafed.errors import ConfigError, DataError, FafedError
+    from fafed.experiments.api import Result, Training, start, train
+    from fafed.experiments.model_file import load
     from fafed.objectives import metrics
     from fafed.objectives.function import Function
     from fafed.objectives.module import Model
     from fafed.privacy.options import Privacy
-    from fafed.training.api import Result, train
+    from fafed.report.compare import Comparison, compare
     from fafed.training.loop import Diverged, Run
 
 __version__ = "0.1.0"
@@ -50,22 +60,31 @@ __all__ = [
     "FAFED",
     "PRSGDM",
     "SCAFFOLD",
+    "SCAFFOLDM",
     "SPIDER",
     "STEM",
     "STORM",
     "AMSGrad",
     "Adam",
     "Algorithm",
+    "Comparison",
     "ConfigError",
     "DataError",
+    "DiLoCo",
     "Diverged",
     "FafedError",
     "FedAMS",
     "FedAdagrad",
     "FedAdam",
+    "FedAdamW",
     "FedAvg",
     "FedCAMS",
+    "FedCM",
+    "FedDyn",
+    "FedExP",
     "FedGLOMO",
+    "FedLADA",
+    "FedMuon",
     "FedPD",
     "FedProx",
     "FedYogi",
@@ -82,8 +101,12 @@ __all__ = [
     "Result",
     "Run",
     "SuperAdam",
+    "Training",
+    "compare",
+    "load",
     "metrics",
     "schedules",
+    "start",
     "train",
 ]
 
@@ -92,10 +115,12 @@ _HOMES = {
     "core.algorithm": ["Algorithm"],
     "core.records": ["History", "Record"],
     "errors": ["ConfigError", "DataError", "FafedError"],
+    "experiments.model_file": ["load"],
     "objectives.function": ["Function"],
     "objectives.module": ["Model"],
     "privacy.options": ["Privacy"],
-    "training.api": ["Result", "train"],
+    "experiments.api": ["Result", "Training", "start", "train"],
+    "report.compare": ["Comparison", "compare"],
     "training.loop": ["Diverged", "Run"],
 }
 

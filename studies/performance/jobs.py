@@ -103,7 +103,8 @@ def write(job: Job, folder: Path, rounds: int) -> Written:
     rows = np.stack([_drawn(source, job.clients, r * job.steps, job.steps) for r in range(rounds)])
     if job.text:  # a row is a window of the text
         windows, warm, rows = _windows(warm, rows)
-        inputs, targets = source.gather(torch.from_numpy(windows))
+        places = torch.from_numpy(windows)
+        inputs, targets = source.tokens[places], source.tokens[places + 1]
         _save(folder, inputs=inputs.numpy(), targets=targets.numpy())
     x0 = Model(build_model(job), torch.nn.functional.cross_entropy).x0
     _save(folder, x0=x0.numpy(), warm=warm, rows=rows)

@@ -325,8 +325,8 @@ class Signs(Source):
         rows = torch.stack([torch.full_like(key, client), key], -1)
         return Drawn(rows, key[:, 0], torch.ones(len(key), dtype=torch.bool))
 
-    def gather(self, rows: Tensor) -> Any:
-        client, key = rows[..., 0], rows[..., 1]
+    def gather(self, drawn: Drawn) -> Any:
+        client, key = drawn.rows[..., 0], drawn.rows[..., 1]
         bits = (key[..., None] >> torch.arange(2 * self.problem.d)) & 1
         d, e = self.problem.d, self.problem.noise * (2 * bits - 1).to(REAL)
         return self.problem._offsets[client], e[..., :d], e[..., d:]

@@ -14,9 +14,10 @@ from transcriptions.central import storm, superadam
 from transcriptions.fafed import fafed as transcribed
 from transcriptions.fedavg import fedavg
 
-from fafed import FAFED
+from fafed import FAFED, ConfigError
 from fafed.algorithms.fafed import Message
 from fafed.core.schedules import Power, TheoryMomentum, TheoryStep
+from fafed.experiments.config import Experiment
 
 N, T = 4, 24
 
@@ -37,6 +38,16 @@ def both(p, q, *, eta=0.05, alpha=0.1, beta=0.9, rho=0.01, T=T, settings=None, *
         p.x0, p.g, p.g0, p.N, q, T, number(eta), number(alpha), beta, rho, **transcription
     )
     return states, log
+
+
+def test_the_setting_of_the_paper():
+    """That of the preset fashion-mnist-high but for its eta; nothing beyond the paper."""
+    preset = Experiment.read("fashion-mnist-high").algorithm_object(1)
+    assert FAFED.paper(eta=0.02) == preset
+    assert FAFED.paper(eta=0.02, alpha=0.1).alpha == 0.1
+    assert (FAFED.paper().eta, FAFED.paper().plain) == (0.01, True)
+    with pytest.raises(ConfigError, match="no hyper-parameter 'etta'"):
+        FAFED.paper(etta=1)
 
 
 def assert_same(states, log, q):

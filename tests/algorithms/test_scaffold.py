@@ -38,8 +38,17 @@ def test_momentum_on_the_server():
         close(run.state.shared.x, x)
         close(run.state.shared.c, c)
         assert record.bytes_down == record.bytes_up  # it stays on the server
-    with pytest.raises(ConfigError, match=r"needs server_momentum=0, got 0\.8: .* use wire='full'"):
-        SCAFFOLD(server_momentum=0.8)
+
+
+@pytest.mark.parametrize("eta", [lambda t: 0.05, lambda t: 0.1 / t**0.5])
+def test_momentum_on_the_server_with_the_compact_wire(eta):
+    p = Problem(N)
+    expected = transcribed(p.x0, p.g, UNIFORM, Q, R, eta, 0.6, mu=0.8)
+    run = p.run(SCAFFOLD(eta, 0.6, server_momentum=0.8), Q, R)
+    for (x, _, ci), record in zip(expected, run, strict=True):
+        close(run.state.shared.x, x)
+        close(run.engine.states[1].local.c, ci[1])
+        assert record.bytes_down == record.bytes_up == (record.round) * N * p.d * 8
 
 
 def test_changing_steps_divide_by_their_sum():

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 from small import write_data, write_experiment
 from typer.testing import CliRunner
 
@@ -78,6 +79,21 @@ def test_run_report_and_list(toml, tmp_path):
     assert len(made["rows"]) == 2
     assert made["rows"][0]["final"]["accuracy"]["n"] == 1
     assert (tmp_path / "report" / "report.html").stat().st_size > 1e6
+
+
+def test_export_model(toml, tmp_path):
+    changes = ["--set", "rounds=2", "--set", "data.validation=0.3", "--set", "eval_every=1"]
+    call("run", toml, "--runs", tmp_path / "runs", *changes)
+    (run,) = (tmp_path / "runs" / "small").iterdir()
+    for option, round in (((), 2), (("--best",), 2), (("--trainable",), 2)):
+        told = call("export", "model", run, "-o", tmp_path / "m.safetensors", *option)
+        assert told == f"{tmp_path / 'm.safetensors'}: round {round}\n"
+        assert set(load_file(tmp_path / "m.safetensors")) == {"1.weight", "1.bias"}
+    for options, words in ((["--adapter"], "0 PEFT models"), (["--adapter", "--trainable"], "two")):
+        with pytest.raises(FafedError, match=words):
+            call("export", "model", run, "-o", tmp_path / "adapter", *options)
+    with pytest.raises(FafedError, match="there is no run"):
+        call("export", "model", tmp_path / "nowhere", "-o", tmp_path / "m.safetensors")
 
 
 def test_a_comparison_names_what_diverged(toml, tmp_path):

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import fafed
 from fafed import FAFED, ConfigError, FedAvg, Mime, Privacy
-from fafed.data.sources.examples import ClientBatches, examples_of
+from fafed.data.sources.examples import examples_of
 from fafed.engines.private import Private
 from fafed.experiments import checkpoint
 from fafed.objectives.module import Model
@@ -47,7 +47,7 @@ def started(module, algorithm=None, *, rounds=3, steps=2, sizes=(60, 50, 70), b=
 
 def first_batch(run):
     source = run.engine.task.source
-    (batch,) = ClientBatches(source.gather, source.draw(("round",), 0, 0, 1))
+    (batch,) = source.batches(source.draw(("round",), 0, 0, 1))
     return batch
 
 
@@ -89,9 +89,9 @@ def test_noise_is_added_once_and_the_sum_divided_by_the_expected_size():
     assert torch.equal(noise(objective.for_visit()), first)
     # a second gradient on the batch, another step, client or exchange: other noise
     source = run.engine.task.source
-    (step,) = ClientBatches(source.gather, source.draw(("round",), 0, 1, 1))
-    (client,) = ClientBatches(source.gather, source.draw(("round",), 1, 0, 1))
-    anchor = ClientBatches(source.gather, source.draw(("anchor",), 0, 0, 1)).anchor
+    (step,) = source.batches(source.draw(("round",), 0, 1, 1))
+    (client,) = source.batches(source.draw(("round",), 1, 0, 1))
+    anchor = source.batches(source.draw(("anchor",), 0, 0, 1)).anchor
     others = [again, *(noise(objective.for_visit(), b) for b in (step, client))]
     others.append(noise(objective.for_visit(), anchor))
     objective.exchange = 1

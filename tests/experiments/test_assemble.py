@@ -176,3 +176,57 @@ def test_the_default_metric_is_left_out_where_there_are_no_classes(tmp_path, mon
     assert record.test["mse"] == pytest.approx(record.test["loss"])
     with pytest.raises(ConfigError, match="accuracy needs class numbers"):
         prepare(Experiment.from_dict(content | {"metrics": ["accuracy", "mse"]}))
+
+
+def lazy(tmp_path, kind="Augmented", **data):
+    (tmp_path / "users_lazy.py").write_text(
+        "from lazy_data import Augmented, Fixed\n"
+        "def load(kind='Augmented'):\n"
+        "    kinds = {'Augmented': Augmented, 'Fixed': Fixed}\n"
+        "    return [kinds[kind](client, 20) for client in range(3)], Fixed(9, 30)\n"
+    )
+    return {
+        "rounds": 2,
+        "local_steps": 3,
+        "batch_size": 5,
+        "data": {"function": "users_lazy:load", "options": {"kind": kind}, **data},
+        "model": {"name": "softmax", "inputs": 3, "outputs": 2},
+        "algorithm": {"name": "fafed", "eta": 0.05},
+    }
+
+
+def test_datasets_of_a_function_are_read_batch_by_batch(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    content = lazy(tmp_path, validation=0.2, client_test=0.25)
+    prepared = prepare(Experiment.from_dict(content))
+    assert prepared.run.engine.name == "loop"
+    assert prepared.shards.source.examples == (12,) * 3
+    *_, last = prepared.run
+    assert set(last.validation) == set(last.test) == set(last.train) == {"loss", "accuracy"}
+    content["data"] |= {"workers": 3}
+    again = prepare(Experiment.from_dict(content))
+    *_, repeated = again.run
+    assert torch.equal(again.run.state.shared.x, prepared.run.state.shared.x)
+    assert (repeated.test, repeated.validation) == (last.test, last.validation)
+
+
+def test_how_data_is_read_does_not_change_which_run_it_is(tmp_path):
+    plain = Experiment.from_dict(lazy(tmp_path))
+    other = {"workers": 0, "cache": "1GB", "device": "cpu"}
+    assert Experiment.from_dict(lazy(tmp_path, **other)).digest == plain.digest
+    assert Experiment.from_dict(lazy(tmp_path, collate="lazy_data:padded")).digest != plain.digest
+
+
+def test_local_epochs_in_a_file(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    content = lazy(tmp_path, "Fixed")
+    with pytest.raises(ConfigError, match="give local_steps or local_epochs, not both"):
+        Experiment.from_dict(content | {"local_epochs": 1})
+    steps = prepare(Experiment.from_dict(content | {"local_steps": 4})).run
+    del content["local_steps"]
+    by_epochs = Experiment.from_dict(content | {"local_epochs": 1})
+    assert Experiment.from_dict(by_epochs.to_dict()) == by_epochs
+    epochs = prepare(by_epochs).run
+    assert epochs.local_steps == 4
+    list(steps), list(epochs)
+    assert torch.equal(epochs.state.shared.x, steps.state.shared.x)

@@ -14,6 +14,7 @@ import pytest
 from small import experiment, write_data, write_experiment
 from typer.testing import CliRunner
 
+import fafed
 from fafed import ConfigError
 from fafed.cli import app
 from fafed.experiments import checkpoint
@@ -87,6 +88,9 @@ def same(calm, place):
     for name, leaf in a.items():
         wide = leaf.double()
         assert (wide - b[name].double()).norm() <= 1e-6 * wide.norm(), name
+    ours, theirs = (fafed.load(one.path).state_dict() for one in (calm, place))
+    for name, leaf in ours.items():
+        assert (leaf - theirs[name]).norm() <= 1e-6 * leaf.norm(), name
 
 
 def test_killed_ranks_and_another_number_of_them_go_on_with_the_same_trajectory(

@@ -199,7 +199,7 @@ def answered(place: RunDir, silos: tuple[str, ...]) -> dict[int, tuple[int, ...]
     """Whose answers a run received in each round, at the last attempt."""
     rounds: dict[tuple[int, str], set[int]] = {}
     for x in lines(place.path):
-        if x["round"]:
+        if x["round"] and x["kind"] not in ("final", "kept"):
             who = rounds.setdefault((x["round"], x["attempt"]), set())
             if x["kind"] == "answer" and x["direction"] == "received":
                 who.add(silos.index(x["peer"]))

@@ -55,10 +55,17 @@ class Problem:
             self.pool, self.parts, batch_size=self.b, anchor_size=self.B, seed=self.seed
         )
 
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """A matrix of two rows if there is room, and a vector."""
+        rows = 2 if self.d >= 5 else 1
+        columns = (self.d - 1) // rows
+        return [(rows, columns), (self.d - rows * columns,)] if columns else [(self.d,)]
+
     def run(self, algorithm: Algorithm, q: int, rounds: int = 1, **options: Any) -> Run:
         return build(
             algorithm,
-            Function(robust, self.x0, clip=self.clip),
+            Function(robust, self.x0, clip=self.clip, shapes=self.shapes),
             self.source(),
             rounds=rounds,
             local_steps=q,

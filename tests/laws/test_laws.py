@@ -24,7 +24,7 @@ class Cost(NamedTuple):
     """What one client sends, gets, computes and keeps: the specification's table."""
 
     up: int | Fraction  # vectors in a round
-    down: int
+    down: int | Fraction
     gradients: int  # in a local step
     kept: int = 0  # vectors between rounds
     first_up: int = 0  # vectors more in the first round and its opening
@@ -40,6 +40,14 @@ TABLE = {
     "fedprox": Cost(1, 1, 1),
     "fedpd": Cost(1, 1, 1, 2),
     "scaffold": Cost(1, 1, 1, 2),
+    "fedcm": Cost(1, 1, 1, 1),
+    "scaffoldm": Cost(1, 1, 1, 3),
+    "feddyn": Cost(1, 1, 1, 1),
+    "fedexp": Cost(1, 1, 1),
+    "diloco": Cost(1, 1, 1, 2),
+    "fedadamw": Cost(1 + Fraction(2, 7), 1 + Fraction(2, 7), 1, 1),  # v of two tensors
+    "fedlada": Cost(2, 2, 1, 1),
+    "fedmuon": Cost(2, 2, 1, 1),
     "fedadam": Cost(1, 1, 1),
     "fedyogi": Cost(1, 1, 1),
     "fedadagrad": Cost(1, 1, 1),

@@ -8,11 +8,14 @@ import pytest
 import torch
 from problem import Problem, close
 from torch import nn
+from transcriptions.diloco import diloco
 from transcriptions.fafed import fafed as transcribed
 from transcriptions.fedavg import server_optimiser
+from transcriptions.fedcm import fedcm
+from transcriptions.feddyn import feddyn
 
 import fafed
-from fafed import FAFED, FedAMS
+from fafed import FAFED, DiLoCo, FedAMS, FedCM, FedDyn
 from fafed.algorithms.fafed import Local, Message
 from fafed.algorithms.fedopt import unbias
 from fafed.core.schedules import StemStep, at
@@ -208,3 +211,77 @@ def test_a_wrong_previous_iterate_fails_the_exact_tracker(cls):
 def test_uncoupled_masks_fail_the_same_sample_rule():
     with pytest.raises(AssertionError):
         coupled(FAFED(eta=1e-9, alpha=0.0, coupled_masks=False))
+
+
+# The methods with a mean direction, and those with moments of their own.
+
+
+@dataclass(frozen=True)
+class ForgetsTheServersStep(FedCM):
+    """Derives D without eta_g."""
+
+    def local(self, grad, down, local, batches):
+        kept, message = super().local(grad, down, local, batches)
+        return kept._replace(reach=kept.reach / self.eta_g), message
+
+
+@dataclass(frozen=True)
+class DirectionOfItsOwn(FedCM):
+    """Each client follows the direction of its own last move."""
+
+    def local(self, grad, down, local, batches):
+        kept, message = super().local(grad, down, local, batches)
+        return kept._replace(x=down.x, reach=-kept.reach * message.delta.norm()), message
+
+
+@dataclass(frozen=True)
+class RestartsTheCount(DiLoCo):
+    """Corrects the bias of moments that are kept by the steps of this round alone."""
+
+    def local(self, grad, down, local, batches):
+        return super().local(grad, down, local._replace(n=torch.zeros_like(local.n)), batches)
+
+
+@dataclass(frozen=True)
+class SendsOnlyThoseWhoCame(FedDyn):
+    """Forgets that h is a mean over all clients."""
+
+    def server(self, shared, mean, info):
+        return super().server(shared, mean, info._replace(share=1.0))
+
+
+COHORTS = [[0, 1], [2, 3], [0, 3], [1], [2]]
+UNIFORM = [1 / N] * N
+
+
+def of_fedcm(cls):
+    p = Problem(N)
+    log = fedcm(p.x0, p.g, UNIFORM, Q, R, lambda t: 0.05, 0.3, 0.6)
+    close(p.xs(cls(0.05, 0.3, 0.6), Q, R), torch.stack([x for x, _ in log]))
+
+
+def of_diloco(cls):
+    p = Problem(N)
+    log = diloco(p.x0, p.g, UNIFORM, Q, R, lambda t: 0.02, 0.7, 0.9, (0.9, 0.999), 1e-8, 0.1)
+    close(p.xs(cls(0.02), Q, R), torch.stack(log))
+
+
+def of_feddyn(cls):
+    p = Problem(N)
+    log = feddyn(p.x0, p.g, UNIFORM, Q, R, lambda t: 0.05, 0.7, COHORTS)
+    close(p.xs(cls(0.05, 0.7), Q, R, participation=COHORTS), torch.stack([x for x, _, _ in log]))
+
+
+@pytest.mark.parametrize(
+    ("law", "right", "wrong"),
+    [
+        (of_fedcm, FedCM, ForgetsTheServersStep),
+        (of_fedcm, FedCM, DirectionOfItsOwn),
+        (of_diloco, DiLoCo, RestartsTheCount),
+        (of_feddyn, FedDyn, SendsOnlyThoseWhoCame),
+    ],
+)
+def test_wrong_versions_of_newer_methods_fail(law, right, wrong):
+    law(right)
+    with pytest.raises(AssertionError):
+        law(wrong)

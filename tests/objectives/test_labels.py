@@ -184,8 +184,7 @@ def test_losses_that_are_not_there_are_left_out_of_the_mean(algorithm, engine):
         record = made.round()
         total = weight = 0.0
         for client, w in enumerate(weights):
-            rows = source.draw(("round",), client, step, 1).round.rows[0]
-            example = Batch(source.gather(rows), torch.tensor(0), torch.tensor(True))
+            (example,) = source.batches(source.draw(("round",), client, step, 1))
             if int(example.data[1]) != -100:
                 found = objective.evaluate(x, example, objective.start())
                 total, weight = total + w * float(found.loss), weight + w

@@ -6,8 +6,8 @@ import pytest
 from report_runs import config, plain_run, record
 
 from fafed import ConfigError
-from fafed.report import RunData
-from fafed.report.quantities import evaluated, find_axis, find_quantity, primary
+from fafed.report import RunData, table
+from fafed.report.quantities import evaluated, find_axis, find_quantity, primary, training
 
 
 def measured(values: dict[str, float], model: str = "mlp") -> list[RunData]:
@@ -65,3 +65,26 @@ def test_unknown_names_get_a_hint() -> None:
         find_quantity(measured({"accuracy": 0.5}), "acuracy")
     with pytest.raises(ConfigError, match="did you mean 'rounds'"):
         find_axis("round")
+
+
+def test_two_training_losses_with_two_names() -> None:
+    def run(*losses: float | None) -> RunData:
+        rows = [
+            record(i, 2.0) | {"train": {} if loss is None else {"loss": loss}}
+            for i, loss in enumerate(losses, start=1)
+        ]
+        return RunData("run", config(), rows)
+
+    def names(*runs: RunData) -> list[str]:
+        return [quantity.key for quantity in training(runs)]
+
+    assert names(run(None)) == ["train_loss"]
+    assert names(run(None, 1.0)) == ["server_train_loss", "train_loss"]
+    assert names(run(1.0), run(None)) == ["train_loss", "server_train_loss"]
+    both = [run(None, 1.0)]
+    assert primary(both).title == "Training loss of the server's model"
+    server, clients = (find_quantity(both, name) for name in ("server_train_loss", "train_loss"))
+    assert [server.read(r) for r in both[0].records] == [None, 1.0]
+    assert [clients.read(r) for r in both[0].records] == [2.0, 2.0]
+    (row,) = table(both)
+    assert (row.server_train_loss.mean, row.train_loss.mean) == (1.0, 2.0)

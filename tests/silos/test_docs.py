@@ -14,6 +14,7 @@ import torch
 from silo_tools import final
 from small import write_data, write_experiment
 
+import fafed
 from fafed.experiments.config import Experiment
 from fafed.experiments.execute import execute
 from fafed.experiments.rundir import RunDir
@@ -115,6 +116,11 @@ def test_three_institutions(tmp_path):
             final(place), final(RunDir(tmp_path / "simulated")), rtol=1e-6, atol=1e-7
         )
         assert place.records()[-1].test["accuracy"] > 0
+        wanted = fafed.load(place.path).state_dict()
+        for name in SILOS:
+            (own,) = (kits / name / "fafed" / "runs").iterdir()
+            got = fafed.load(own).state_dict()
+            assert all(torch.equal(wanted[key], leaf) for key, leaf in got.items())
         do("fafed export nvflare")
         assert not list((tmp_path / "jobs").rglob("*.py"))  # no code travels
         do("nvflare job submit")

@@ -94,6 +94,7 @@ def test_silos_with_folders_of_their_own(tmp_path, validation):
         ("answer", 1, 1),
         ("answer", 2, 0),
         ("answer", 3, 0),
+        ("kept", 3, 0),
     ]
 
 

@@ -214,6 +214,7 @@ def test_each_limit_alone_refuses_and_says_its_name(attack, limits, name, tmp_pa
         ({"threads": 10**6}, "max_threads = 16"),
         ({"clients": 10**7}, "max_clients = 1000"),
         ({"local_steps": 10**6}, r"max_local_steps = 1000"),
+        ({"local_steps": None, "local_epochs": 5.0}, "local_epochs = 5.0 needs the sizes of all"),
         ({"model": {"name": "mlp", "hidden": [10**6, 10**6]}}, r"max_parameters = 1e\+09"),
     ],
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import statistics
 import threading
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -15,9 +17,10 @@ from torch.nn import functional as F
 from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
 import fafed
+from fafed.core import randomness
 from fafed.core.batch import Batch
 from fafed.data.client_test import without_client_test
-from fafed.data.sources.examples import examples_of
+from fafed.data.sources.examples import ClientBatches, examples_of
 from fafed.data.sources.streams import passage
 from fafed.models import LSTMLanguageModel, token_cross_entropy
 from fafed.objectives import metrics
@@ -327,3 +330,52 @@ def test_wrong_test_data_of_clients_is_refused(wanted, words):
         )
     with pytest.raises(fafed.DataError, match="client 0 has 1 example: client_test"):
         without_client_test(examples_of([batch(n=1).data]), 0.5, 0)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_clients_that_adapt_the_model_to_their_own_data(workers):
+    """Measured as if each had made the steps itself; nothing in the run changes."""
+    shards = [batch(n=20, seed=i).data for i in range(4)]
+    common = {"rounds": 2, "batch_size": 4, "local_steps": 3, "client_test": 0.25, "seed": 5}
+    plain = fafed.train(nn_linear(), shards, fafed.FedAvg(0.05), **common)
+    found = fafed.train(
+        nn_linear(), shards, fafed.FedAvg(0.05), **common, personalise=2, workers=workers
+    )
+    assert torch.equal(found.x, plain.x)
+    last = found.history[-1]
+    assert last.clients_test == plain.history[-1].clients_test
+    assert (plain.history[-1].personalised, set(last.personalised)) == ({}, {"loss"})
+    source, tests = without_client_test(examples_of(shards, batch_size=4, seed=5), 0.25, 5)
+    other = source.with_seed(int(randomness.keys("personalise", 5)))
+    for client, (x, y) in enumerate(tests):
+        module = copy.deepcopy(found.model)
+        draws = other.draw(("round",), client, 6, 2)
+        for one in ClientBatches(other.gather, draws):
+            loss = F.cross_entropy(module(one.data[0]), one.data[1])
+            grads = torch.autograd.grad(loss, list(module.parameters()))
+            with torch.no_grad():
+                for p, g in zip(module.parameters(), grads, strict=True):
+                    p -= 0.05 * g
+        with torch.no_grad():
+            expected = float(F.cross_entropy(module(x), y))
+        values = last.client_values["personalised"]["loss"]
+        assert values[client] == pytest.approx(expected, rel=1e-10)
+    more = fafed.train(
+        nn_linear(), shards, fafed.FedAvg(0.05), **common, personalise=2, personalise_eta=0.5
+    )
+    assert more.history[-1].personalised != last.personalised
+
+
+def nn_linear():
+    torch.manual_seed(0)
+    return nn.Linear(6, 3).double()
+
+
+def test_personalise_needs_test_data_and_a_step_size():
+    call = partial(fafed.train, nn_linear(), [batch(n=20).data], rounds=1, batch_size=4)
+    with pytest.raises(fafed.ConfigError, match="personalise=3 needs test data of each client"):
+        call(fafed.FedAvg(), personalise=3)
+    with pytest.raises(fafed.ConfigError, match="personalise must be a number of local steps"):
+        call(fafed.FedAvg(), personalise=0.5, client_test=0.2)
+    with pytest.raises(fafed.ConfigError, match="needs a step size above 0, got None"):
+        call(fafed.STORM(), personalise=3, client_test=0.2)

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from fafed.algorithms.amsgrad import LocalAMSGrad
 from fafed.algorithms.central import SPIDER, STORM, Adam, AMSGrad, SuperAdam
+from fafed.algorithms.diloco import DiLoCo
 from fafed.algorithms.domo import DOMO
 from fafed.algorithms.fafed import FAFED
+from fafed.algorithms.fedadamw import FedAdamW
 from fafed.algorithms.fedavg import FedAvg
 from fafed.algorithms.fedcams import FedCAMS
+from fafed.algorithms.fedcm import FedCM
+from fafed.algorithms.feddyn import FedDyn
+from fafed.algorithms.fedexp import FedExP
 from fafed.algorithms.fedglomo import FedGLOMO
+from fafed.algorithms.fedlada import FedLADA
+from fafed.algorithms.fedmuon import FedMuon
 from fafed.algorithms.fedopt import FedAdagrad, FedAdam, FedAMS, FedYogi
 from fafed.algorithms.fedpd import FedPD
 from fafed.algorithms.fedprox import FedProx
@@ -16,6 +23,7 @@ from fafed.algorithms.mime import Mime, MimeAdam, MimeLite
 from fafed.algorithms.naive import NaiveAdaptiveFedAvg
 from fafed.algorithms.prsgdm import PRSGDM
 from fafed.algorithms.scaffold import SCAFFOLD
+from fafed.algorithms.scaffoldm import SCAFFOLDM
 from fafed.algorithms.stem import STEM
 from fafed.core import plugins
 from fafed.core.algorithm import Algorithm, AnyAlgorithm
@@ -29,6 +37,14 @@ ALGORITHMS: dict[str, type[AnyAlgorithm]] = {
     "fedprox": FedProx,
     "fedpd": FedPD,
     "scaffold": SCAFFOLD,
+    "fedcm": FedCM,
+    "scaffoldm": SCAFFOLDM,
+    "feddyn": FedDyn,
+    "fedexp": FedExP,
+    "diloco": DiLoCo,
+    "fedadamw": FedAdamW,
+    "fedlada": FedLADA,
+    "fedmuon": FedMuon,
     "fedadam": FedAdam,
     "fedyogi": FedYogi,
     "fedadagrad": FedAdagrad,
@@ -73,17 +89,25 @@ __all__ = [
     "FAFED",
     "PRSGDM",
     "SCAFFOLD",
+    "SCAFFOLDM",
     "SPIDER",
     "STEM",
     "STORM",
     "AMSGrad",
     "Adam",
+    "DiLoCo",
     "FedAMS",
     "FedAdagrad",
     "FedAdam",
+    "FedAdamW",
     "FedAvg",
     "FedCAMS",
+    "FedCM",
+    "FedDyn",
+    "FedExP",
     "FedGLOMO",
+    "FedLADA",
+    "FedMuon",
     "FedPD",
     "FedProx",
     "FedYogi",

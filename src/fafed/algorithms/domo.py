@@ -22,8 +22,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fafed.algorithms._wire import FULL_CURE, wire
-from fafed.core.algorithm import Algorithm, RoundInfo
+from fafed.algorithms._wire import CompactWire, wire
+from fafed.core.algorithm import RoundInfo
 from fafed.core.batch import Batches
 from fafed.core.gradient import Grad
 from fafed.core.hyper import above, between, hyper, one_of, optional
@@ -43,7 +43,7 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DOMO(Algorithm[Shared, Shared, Local, Message]):
+class DOMO(CompactWire[Shared, Shared, Local, Message]):
     """Momentum on the server and on the clients. Local steps already include the server's momentum.
 
     Use it when FedAvg is too slow, but its cost in bytes and gradients is the limit.
@@ -63,18 +63,6 @@ class DOMO(Algorithm[Shared, Shared, Local, Message]):
         "pre", one_of("pre", "intra"), "clients move along m before their steps, or in each"
     )
     wire: str = wire("compact derives m instead of sending it")
-
-    @property
-    def compact(self) -> bool:
-        return self.wire == "compact"
-
-    @property
-    def requires_all_clients(self) -> bool:
-        return self.compact
-
-    @property
-    def absence_cure(self) -> str:
-        return FULL_CURE
 
     def init(self, x: Tensor) -> Shared:
         return Shared(x, torch.zeros_like(x))

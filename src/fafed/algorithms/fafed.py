@@ -12,6 +12,9 @@ Departures from the paper: the indices that its Algorithm 2 leaves out are added
 1. The paper does not say what happens when the clients change: here m then restarts at the current
 gradient. The first step has no A, as in the paper's line 3, unless `first_step_precond`.
 
+`FAFED.paper()` is FAFED with the paper's setting: eta = 0.01, alpha = 0.9, beta = 0.9, rho = 0.01.
+Presets tune eta, and beta for some data.
+
 Beyond the paper, `server_momentum` = mu adds mu times the server's last move to its next one:
 x <- x' + mu (x_r - x_{r-1}). Here x_r is the model at the start of round r, and x' the paper's next
 model. This costs neither gradients nor bytes. m stays exact, because its two gradients are taken at
@@ -26,7 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -36,7 +39,7 @@ from fafed.core import tree
 from fafed.core.algorithm import Algorithm, Exchange, RoundInfo, counter
 from fafed.core.batch import Batches
 from fafed.core.gradient import Grad, StormPoint, StormSettings
-from fafed.core.hyper import Rule, above, at_least, between, hyper, one_of, switch
+from fafed.core.hyper import Rule, above, at_least, between, hyper, one_of, sizes, switch
 from fafed.core.schedules import Rate, along, at
 from fafed.core.vectors import scaled_step
 
@@ -123,9 +126,28 @@ class FAFED(Algorithm[Shared, Down, Local, Message]):
     server_momentum: float = server_momentum()
     blocks: tuple[int, ...] = hyper(
         (),
-        Rule("positive sizes", lambda v: isinstance(v, tuple) and all(n > 0 for n in v)),
+        sizes,
         "block: sizes of the parameter tensors; filled in from the model",
     )
+
+    @classmethod
+    def paper(cls, **changes: Any) -> Self:
+        """FAFED with the options of the paper, and the values that most presets have. Changes, such
+        as eta=0.001, come on top. The defaults of the class may change; these do not."""
+        settings: dict[str, Any] = {
+            "eta": 0.01,
+            "alpha": 0.9,
+            "beta": 0.9,
+            "rho": 0.01,
+            "adaptivity": "adam",
+            "sync_precond": "fresh",
+            "first_step_precond": False,
+            "coupled_masks": True,
+            "old_grad_scale": 1.0,
+            "v_bits": 32,
+            "server_momentum": 0.0,
+        }
+        return cls(**settings | changes)
 
     def init(self, x: Tensor) -> Shared:
         none = x.new_empty(0)

@@ -6,8 +6,9 @@
 With `server_momentum` = mu the server adds mu times its last move. This is FedAvgM (Hsu, Qi and
 Brown 2019, https://arxiv.org/abs/1909.06335).
 
-Departure from the paper: a fixed number of local steps rather than epochs, so that clients with
-more data do not take more steps.
+Departures from the paper: the paper weights clients by their numbers of examples, which here is
+`weights="examples"`; the default is equal weights. All clients take the same number of local steps,
+so that those with more data do not take more; `local_epochs` sets it from epochs of a mean client.
 """
 
 from __future__ import annotations

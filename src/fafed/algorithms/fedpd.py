@@ -30,7 +30,7 @@ from fafed.core import randomness
 from fafed.core.algorithm import Algorithm, Exchange, RoundInfo, counter
 from fafed.core.batch import Batches, Draw
 from fafed.core.gradient import Grad
-from fafed.core.hyper import Rule, above, between, hyper, integer, one_of
+from fafed.core.hyper import above, fraction, hyper, integer, one_of
 from fafed.core.schedules import Rate, at
 
 
@@ -68,7 +68,7 @@ class FedPD(Algorithm[Shared, Shared, Local, Message]):
     every: int = hyper(1, integer(1), "clients and server talk in every so many-th round only")
     p: float = hyper(
         0.0,
-        Rule("a number in [0, 1)", lambda v: between(0, 1).allows(v) and v < 1),
+        fraction,
         "the chance that such a round is silent after all",
     )
     seed: int = hyper(0, integer(0), "of the coin that decides so")

@@ -10,7 +10,7 @@ compute it from two consecutive models. `wire="compact"` (the default) uses this
 vector each way instead of two, and the client keeps one more. The method is the same.
 
 Beyond the paper, `server_momentum` = mu adds mu times the server's last move to its next one. Then
-c does not follow from the models, so it needs wire="full".
+a client finds c from the last two moves of the model, and keeps the move before the last, too.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from fafed.algorithms._momentum import add_server_momentum, server_momentum
-from fafed.algorithms._wire import FULL_CURE, wire
-from fafed.core.algorithm import Algorithm, Exchange, RoundInfo, counter
+from fafed.algorithms._wire import CompactWire, wire
+from fafed.core.algorithm import Exchange, RoundInfo, counter
 from fafed.core.batch import Batches, Draw
 from fafed.core.gradient import Grad
 from fafed.core.hyper import above, hyper, one_of
@@ -48,6 +48,7 @@ class Local(NamedTuple):
     c: Tensor  # this client's control variate
     x: Tensor  # compact: the model of the last round; else empty
     reach: Tensor  # compact: eta_g times the sum of the last round's local steps
+    last: Tensor  # compact, server_momentum: the server's move before its last one; else empty
 
 
 class Message(NamedTuple):
@@ -56,7 +57,7 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SCAFFOLD(Algorithm[Shared, Down, Local, Message]):
+class SCAFFOLD(CompactWire[Shared, Down, Local, Message]):
     """FedAvg whose local steps are corrected by a client's difference from the mean.
 
     Use it when data differ: no bias of local steps, at FedAvg's cost in bytes and gradients.
@@ -66,7 +67,7 @@ class SCAFFOLD(Algorithm[Shared, Down, Local, Message]):
 
     eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
     eta_g: float = hyper(1.0, above(0), "the server's step size")
-    server_momentum: float = server_momentum("0 in the paper, else wire='full'")
+    server_momentum: float = server_momentum()
     control: str = hyper(
         "drift", one_of("drift", "full", "batch"), "how c_i is renewed (option II, option I)"
     )
@@ -81,23 +82,6 @@ class SCAFFOLD(Algorithm[Shared, Down, Local, Message]):
                 f"SCAFFOLD.wire='compact' needs control='drift', got {self.control!r}: "
                 "only then does c follow from the models; use wire='full'"
             )
-        if self.compact and self.server_momentum:
-            raise ConfigError(
-                f"SCAFFOLD.wire='compact' needs server_momentum=0, got {self.server_momentum:g}: "
-                "else c does not follow from the models; use wire='full'"
-            )
-
-    @property
-    def compact(self) -> bool:
-        return self.wire == "compact"
-
-    @property
-    def requires_all_clients(self) -> bool:
-        return self.compact
-
-    @property
-    def absence_cure(self) -> str:
-        return FULL_CURE
 
     def init(self, x: Tensor) -> Shared:
         zero = torch.zeros_like(x)
@@ -105,8 +89,9 @@ class SCAFFOLD(Algorithm[Shared, Down, Local, Message]):
         return Shared(x, x[:0] if self.compact else zero, counter(x), last)
 
     def join(self, x: Tensor) -> Local:
-        kept = x if self.compact else x[:0]
-        return Local(torch.zeros_like(x), kept, torch.ones((), dtype=x.dtype, device=x.device))
+        kept, zero = x if self.compact else x[:0], torch.zeros_like(x)
+        last = zero if self.compact and self.server_momentum else x[:0]
+        return Local(zero, kept, torch.ones((), dtype=x.dtype, device=x.device), last)
 
     def exchanges(self) -> tuple[Exchange, ...]:
         extra: dict[str, tuple[Draw, ...]] = {"drift": (), "full": ("full",), "batch": ("anchor",)}
@@ -120,7 +105,11 @@ class SCAFFOLD(Algorithm[Shared, Down, Local, Message]):
         self, grad: Grad, down: Down, local: Local, batches: Batches
     ) -> tuple[Local, Message]:
         x, c, t = down
-        if self.compact:
+        move = local.last  # the server's last, if it must be kept
+        if self.compact and self.server_momentum:
+            move = x - local.x
+            c = (self.server_momentum * local.last - move) / local.reach
+        elif self.compact:
             c = (local.x - x) / local.reach
         correction = c - local.c
         rates = along(self.eta, t, len(batches))
@@ -132,7 +121,7 @@ class SCAFFOLD(Algorithm[Shared, Down, Local, Message]):
             c_new = grad(x, batches.full if self.control == "full" else batches.anchor)
         dc = x[:0] if self.compact else c_new - local.c
         kept = x if self.compact else x[:0]
-        return Local(c_new, kept, self.eta_g * reach), Message(y - x, dc)
+        return Local(c_new, kept, self.eta_g * reach, move), Message(y - x, dc)
 
     def server(self, shared: Shared, mean: Message, info: RoundInfo) -> Shared:
         x = shared.x + self.eta_g * mean.dy

@@ -1,4 +1,4 @@
-"""Write an experiment as a FLARE job or a Flower app."""
+"""Write the model of a run to a file; write an experiment as a FLARE job or a Flower app."""
 
 from __future__ import annotations
 
@@ -10,7 +10,39 @@ import typer
 from fafed.cli.options import ROOT, Changes, Name
 from fafed.cli.silos import Deadline, Fewest, Start, Which, experiments, listed, need_flare
 
-app = typer.Typer(help="Write an experiment for another engine.", no_args_is_help=True)
+app = typer.Typer(
+    help="Write a run's model, or an experiment for another engine.",
+    no_args_is_help=True,
+)
+
+
+@app.command()
+def model(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    output: Annotated[Path, typer.Option("-o", help="The file; with --adapter a new folder.")],
+    best: Annotated[
+        bool, typer.Option("--best", help="The model with the lowest validation loss.")
+    ] = False,
+    trainable: Annotated[
+        bool, typer.Option("--trainable", help="Leave out the frozen parameters.")
+    ] = False,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="The adapter of a PEFT model, for from_pretrained.")
+    ] = False,
+) -> None:
+    """Write the trained model as named tensors in a safetensors file. If the run is not finished,
+    this is the model of its newest checkpoint."""
+    from fafed.errors import ConfigError
+    from fafed.experiments import model_file
+
+    if adapter and trainable:
+        raise ConfigError("--adapter and --trainable are two forms of the model: choose one")
+    module, facts = model_file.export(run, which="best" if best else "last")
+    if adapter:
+        model_file.save_adapter(module, output)
+    else:
+        model_file.save(module, output, trainable_only=trainable, metadata=facts)
+    typer.echo(f"{output}: round {facts['round']}")
 
 
 @app.command()

@@ -115,10 +115,10 @@ def _run(
 ) -> None:
     from functools import partial
 
-    from fafed.cli.progress import Display
     from fafed.core.records import Record
     from fafed.experiments.assemble import prepare
     from fafed.experiments.execute import execute
+    from fafed.experiments.progress import Display
     from fafed.experiments.trackers import open_tracker
 
     if place.finished() and not again:
@@ -153,13 +153,17 @@ def _run(
     typer.echo(f"{place.path}")
     measured = "  ".join(f"{name} {value:.4f}" for name, value in last.test.items())
     loss = "none" if last.train_loss is None else f"{last.train_loss:.4f}"
-    typer.echo(f"round {last.round}: train loss {loss}  test {measured or 'not measured'}")
+    server = f"  server train loss {last.train['loss']:.4f}" if "loss" in last.train else ""
+    typer.echo(f"round {last.round}: train loss {loss}{server}  test {measured or 'not measured'}")
 
 
 def compare(
     experiment: Name,
     algorithms: Annotated[str, typer.Option(help="Names, separated by commas.")] = PAPERS_SIX,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds per algorithm.")] = 1,
+    baselines: Annotated[
+        str, typer.Option(help="local, pooled or both, with the experiment's own algorithm.")
+    ] = "",
     changes: Changes = None,
     root: Root = ROOT,
     jobs: Jobs = CORES,
@@ -168,18 +172,21 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Run algorithms x seeds, skip finished runs, and end with a table and a report."""
-    from fafed.cli.progress import Display
     from fafed.experiments.config import Experiment
     from fafed.experiments.grid import grid, run_all
+    from fafed.experiments.progress import Display
 
     need_report("fafed compare")
     found = Experiment.read(experiment, changes or ())
-    names = [name.strip() for name in algorithms.split(",") if name.strip()]
-    plan = grid(found, names, seeds)
+    plan = grid(found, _names(algorithms), seeds, _names(baselines))
     with interruptible(), Display(quiet=as_json) as display:
         places = run_all(plan, root, jobs, display.tick)
     folder = output or root / found.name
     _report(places, folder, as_json, title=f"Comparison: {found.name}", target=target)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def tune(
@@ -292,12 +299,15 @@ def list_runs(root: Root = ROOT, as_json: Json = False) -> None:
     if not rows:
         typer.echo(f"no runs below {root}; `fafed run fashion-mnist-high` makes one")
         return
-    table = Table("round", "state", "train loss", "test", "run", box=None)
+    table = Table("round", "state", "train loss", "server train loss", "test", "run", box=None)
     for row in rows:
         rounds = "" if row["damage"] else f"{row['round']}/{row['rounds']}"
-        loss = "" if row["train_loss"] is None else f"{row['train_loss']:.4g}"
+        loss, server = (
+            "" if row[name] is None else f"{row[name]:.4g}"
+            for name in ("train_loss", "server_train_loss")
+        )
         test = " ".join(f"{k} {v:.4g}" for k, v in row["test"].items())
-        table.add_row(rounds, row["state"], loss, test, Text(row["run"]))
+        table.add_row(rounds, row["state"], loss, server, test, Text(row["run"]))
         if row["damage"]:
             typer.echo(f"damaged: {row['damage']}", err=True)
     console = Console()  # without wrapping, so that the names of runs can be copied
@@ -309,7 +319,8 @@ def _row(place: RunDir) -> dict[str, Any]:
     """A run as `fafed runs` shows it. A damaged run has no numbers."""
     from fafed.errors import FafedError
 
-    row: dict[str, Any] = dict.fromkeys(("algorithm", "seed", "round", "rounds", "train_loss"))
+    names = ("algorithm", "seed", "round", "rounds", "train_loss", "server_train_loss")
+    row: dict[str, Any] = dict.fromkeys(names)
     row |= {"run": str(place.path), "state": "damaged", "test": {}, "damage": None}
     try:
         data, records = place.data(), place.records()
@@ -324,6 +335,7 @@ def _row(place: RunDir) -> dict[str, Any]:
         "rounds": data.config["rounds"],
         "state": state,
         "train_loss": last.train_loss if last else None,
+        "server_train_loss": next((r.train["loss"] for r in reversed(records) if r.train), None),
         "test": next((r.test for r in reversed(records) if r.test), {}),
     }
 

@@ -128,7 +128,7 @@ def _shown(
     quiet: bool,
     go: Callable[[Callable[[int, Any], None]], None],
 ) -> None:
-    from fafed.cli.progress import Display
+    from fafed.experiments.progress import Display
 
     with interruptible(), Display(quiet=quiet) as display:
 

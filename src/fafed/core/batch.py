@@ -7,15 +7,23 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
+from fafed.core import tree
+
 
 class Batch(NamedTuple):
     """The papers' xi: a sample, and the key of all random draws made with it."""
 
-    data: Any  # a tuple of tensors, (inputs, targets), or a mapping of names to tensors
+    data: Any  # (inputs..., targets), or a mapping of names to tensors; both may be nested
     key: Tensor  # int64 scalar: decides dropout masks and all other draws of the model
     fresh: Tensor  # bool scalar: a recurrent model starts from its initial state
     step: bool = True  # False for an anchor or a full pass, which keep no recurrent state
     moves_buffers: bool = True  # False for these, too, unless a step uses them
+    examples: int | None = None  # how many are in it; None: as many as the first tensor has rows
+
+    @property
+    def size(self) -> int:
+        """The number of examples."""
+        return len(tree.leaves(self.data)[0]) if self.examples is None else self.examples
 
     def for_step(self) -> Batch:
         """For an anchor or a full pass whose gradient is used for a step. It then updates buffers

@@ -57,6 +57,9 @@ def one_of(*choices: str, function: bool = False) -> Rule:
     return Rule(text, lambda v: (isinstance(v, str) and v in choices) or (function and callable(v)))
 
 
+share = Rule("a number in (0, 1]", lambda v: _number(v) and 0 < v <= 1)
+fraction = Rule("a number in [0, 1)", lambda v: _number(v) and 0 <= v < 1)
+sizes = Rule("positive sizes", lambda v: isinstance(v, tuple) and all(n > 0 for n in v))
 switch = Rule("True or False", lambda v: isinstance(v, bool))
 
 

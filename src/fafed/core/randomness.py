@@ -7,8 +7,11 @@ in every engine, on every device, and in every version of NumPy and torch.
 
 from __future__ import annotations
 
+import contextlib
+import random
+import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,6 +26,10 @@ _ONE = 0xBF58476D1CE4E5B9
 _TWO = 0x94D049BB133111EB
 
 Keys = NDArray[np.uint64]
+
+# The generators that a whole process shares: torch's on the CPU, NumPy's and Python's. Whoever
+# seeds one of them holds this lock until it has drawn.
+GENERATORS = threading.RLock()
 
 
 def keys(purpose: str, *numbers: ArrayLike) -> Keys:
@@ -55,6 +62,27 @@ def uniform(key: Keys) -> NDArray[np.float64]:
 def tensor(key: Keys) -> Tensor:
     """The keys as int64, which torch supports."""
     return torch.from_numpy(np.ascontiguousarray(key).view(np.int64))
+
+
+@contextlib.contextmanager
+def shared_generators() -> Iterator[Callable[[int], None]]:
+    """In this context, only this thread seeds the generators of the process: the function that it
+    gives does so, with a key. Afterwards they are as they were before."""
+    with GENERATORS:
+        before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+        try:
+            yield _seed
+        finally:
+            torch.set_rng_state(before[0])
+            np.random.set_state(before[1])  # noqa: NPY002
+            random.setstate(before[2])
+
+
+def _seed(key: int) -> None:
+    key %= 1 << 64
+    torch.default_generator.manual_seed(key)
+    np.random.seed([key & 0xFFFFFFFF, key >> 32])  # noqa: NPY002
+    random.seed(key)
 
 
 def _signed(value: int) -> int:

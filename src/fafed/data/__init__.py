@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fafed.data.datasets.base import Dataset, Images, Text
 from fafed.data.datasets.catalogue import DATASETS, Status, get, import_files, load, status
+from fafed.data.loading import Files, in_memory
 from fafed.data.own import Own, from_file, from_folder, from_function
 from fafed.data.partition import PARTITIONS, Partition, counts
 
@@ -11,6 +12,7 @@ __all__ = [
     "DATASETS",
     "PARTITIONS",
     "Dataset",
+    "Files",
     "Images",
     "Own",
     "Partition",
@@ -22,6 +24,7 @@ __all__ = [
     "from_function",
     "get",
     "import_files",
+    "in_memory",
     "load",
     "status",
 ]

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fafed.core import tree
 from fafed.core.batch import Batch, labels_of
-from fafed.data.sources.examples import Examples, Source
+from fafed.data.sources.examples import Examples, Shuffled, Source
+from fafed.data.sources.lazy import LazyPart
+from fafed.data.sources.reader import has_nan
 from fafed.errors import DataError
+
+log = logging.getLogger("fafed")
 
 IGNORED = -100  # the label that torch's cross entropy ignores
 
@@ -37,18 +43,56 @@ def check_labels(
             raise _no_labels(f"client {client}", ignored)
 
 
+def check_sizes(source: Source) -> None:
+    """Warn if a batch is larger than the data of a client."""
+    size = getattr(source, "batch_size", None)
+    if not isinstance(source, Shuffled) or not isinstance(size, int):
+        return
+    small = [client for client, n in enumerate(source.examples) if n < size]
+    if small:
+        log.warning(
+            "client %d has %d examples, fewer than batch_size = %d: they repeat within a batch%s",
+            small[0],
+            source.examples[small[0]],
+            size,
+            f" (so do those of {len(small) - 1} other clients)" if len(small) > 1 else "",
+        )
+
+
+def check_numbers(source: Source, clients: Iterable[int]) -> None:
+    """Refuse NaN in the tensors of these clients. Data that is read later is checked then."""
+    if not isinstance(source, Examples):
+        return
+    for leaf in tree.leaves(source.pool):
+        if not has_nan(leaf):
+            continue
+        for client in clients:
+            own = leaf[torch.from_numpy(source.parts[client]).to(leaf.device)]
+            if has_nan(own):
+                raise DataError(
+                    f"client {client} has {int(torch.isnan(own).sum())} NaN in its data: clean it, "
+                    "training would only spread it"
+                )
+
+
 def check_measured(
     parts: Mapping[str, Callable[[], Iterable[Batch]]],
     classes: int | None,
-    clients: Any,
+    source: Source,
     ignored: int | None,
 ) -> None:
-    """Refuse evaluation data that are not like the clients' data, or have wrong labels."""
+    """Refuse evaluation data that are not like the clients' data, or have wrong labels. Data
+    that is read batch by batch is checked as it is read."""
     for name, batches in parts.items():
+        if isinstance(batches, LazyPart):
+            continue
         found = [batch.data for batch in batches()]
         if not found:
             raise DataError(f"{name}: it has no examples; leave it out, or give it some")
-        _check_agrees(found[0], clients, name)
+        if any(has_nan(leaf) for data in found for leaf in tree.leaves(data)):
+            raise DataError(f"{name}: it holds NaN; clean it")
+        if isinstance(source, Examples):
+            _check_agrees(found[0], source.pool, name)
         every = [own for own in map(labels_of, found) if own is not None]
         for labels in every:
             if classes is not None and (wrong := _wrong(labels, classes)).any():

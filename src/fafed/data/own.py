@@ -1,10 +1,12 @@
 """The user's own data: from a function, or from a folder with one file per client.
 
-Floats become float32 and integers int64. All clients must have the same shapes and types.
+Floats become float32 and integers int64. All clients must have the same shapes and types. The items
+of a Dataset stay as they are: they are read when a batch needs them.
 """
 
 from __future__ import annotations
 
+import csv
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,28 +21,28 @@ from torch import Tensor
 from fafed.core import plugins
 from fafed.core.extras import require
 from fafed.data.datasets.cache import reading
-from fafed.data.sources.examples import as_tensors
+from fafed.data.sources.examples import as_tensors, plain
 from fafed.errors import ConfigError, DataError
 
-Pair = tuple[Tensor, Tensor] | dict[str, Tensor]  # inputs, targets; or tensors by name
+Pair = tuple[Tensor, Tensor]  # inputs, targets
 
 
 class Own(NamedTuple):
-    clients: tuple[Pair, ...]
-    test: Pair | None
+    clients: tuple[Any, ...]  # for each (inputs, targets), a mapping of tensors, or a Dataset
+    test: Any  # one of these, or None
 
 
 class _Shard(NamedTuple):
     name: str  # for errors
-    data: Any  # a Dataset or (inputs, targets)
+    data: Any  # a Dataset, (inputs, targets), or a mapping of tensors
     columns: tuple[str, ...] = ()  # of a table; their order must be the same, too
 
 
 def from_function(path: str, **options: Any) -> Own:
     """Call the function "module:function" with the options.
 
-    It returns (clients, test). clients is a list with one (inputs, targets), mapping of names to
-    tensors, or map-style Dataset per client. test is one of these, or None.
+    It returns (clients, test). clients is a list with one (inputs, targets), mapping of tensors or
+    map-style Dataset per client. test is one of these, or None.
     """
     function = plugins.find(path, "data function")
     if not callable(function):
@@ -62,7 +64,7 @@ def from_function(path: str, **options: Any) -> Own:
 
 
 def from_folder(folder: str | Path) -> Own:
-    """One .npz, .safetensors or .parquet file per client, in the order of their names. A file
+    """One .npz, .safetensors, .parquet or .csv file per client, in the order of their names. A file
     called test.* is the test set.
 
     Arrays are called inputs and targets, or x and y. In a table the target is the column `target`,
@@ -84,48 +86,57 @@ def from_folder(folder: str | Path) -> Own:
 
 
 def from_file(path: str | Path) -> Pair:
-    """The inputs and targets of one .npz, .safetensors or .parquet file."""
+    """The inputs and targets of one .npz, .safetensors, .parquet or .csv file."""
     path = Path(path).expanduser()
     if path.suffix not in _READERS:
         raise DataError(f"{path} is of no kind that can be read: {', '.join(_READERS)}")
-    return _pair(_read(path))
+    inputs, targets = _settled_data(_read(path))
+    return inputs, targets
 
 
 def _own(clients: Sequence[_Shard], test: _Shard | None) -> Own:
     first, kind = clients[0], ""
-    pairs = []
+    found: list[Any] = []
     for shard in [*clients, *([] if test is None else [test])]:
-        pair = _pair(shard)
-        own_kind = _kind(shard, pair)
-        kind = kind or own_kind
+        data = _settled_data(shard)
+        found.append(data)
+        if not isinstance(data, tuple | dict):
+            continue  # a Dataset
+        own_kind = _kind(shard, data)
+        first, kind = (first, kind) if kind else (shard, own_kind)
         if own_kind != kind:
             raise DataError(
                 f"{first.name} and {shard.name} do not fit together: an example of the first is "
                 f"{kind}, of the second {own_kind}; make them alike"
             )
-        pairs.append(pair)
-    return Own(tuple(pairs[: len(clients)]), None if test is None else pairs[-1])
+    return Own(tuple(found[: len(clients)]), None if test is None else found[-1])
 
 
-def _pair(shard: _Shard) -> Pair:
-    data = shard.data
+def _settled_data(shard: _Shard) -> Any:
+    """The tensors in float32 and int64, or the Dataset as it is."""
+    data, name = shard.data, shard.name
     if isinstance(data, tuple | list):
-        data = tuple(_native(part) if isinstance(part, np.ndarray) else part for part in data)
-    tensors = as_tensors(data, shard.name)
+        data = tuple(_native(part) for part in data)
+    elif isinstance(data, Mapping):
+        data = {key: _native(part) for key, part in data.items()}
+    in_memory = plain(data, name)
+    if len(data if in_memory is None else in_memory) == 0:
+        raise DataError(f"{name} has no examples: give it some or leave it out")
+    if in_memory is None:
+        return data
+    tensors = as_tensors(in_memory, name)
     if isinstance(tensors, dict):
-        if len(next(iter(tensors.values()))) == 0:
-            raise DataError(f"{shard.name} has no examples: give it some or leave it out")
-        return {key: _settled(part, f"{shard.name}: {key}") for key, part in tensors.items()}
+        return {key: _settled(part, f"{name}: {key}") for key, part in tensors.items()}
     if len(tensors) != 2:
-        raise DataError(f"{shard.name} must be (inputs, targets), got {len(tensors)} tensors")
-    if len(tensors[0]) == 0:
-        raise DataError(f"{shard.name} has no examples: give it some or leave it out")
+        raise DataError(f"{name} must be (inputs, targets), got {len(tensors)} tensors")
     inputs, targets = tensors
-    return _settled(inputs, f"{shard.name}: inputs"), _settled(targets, f"{shard.name}: targets")
+    return _settled(inputs, f"{name}: inputs"), _settled(targets, f"{name}: targets")
 
 
 def _native(array: Any) -> Any:
     """The array as torch needs it: in this machine's byte order, and writable."""
+    if not isinstance(array, np.ndarray):
+        return array
     return np.require(array, array.dtype.newbyteorder("="), "W")
 
 
@@ -140,11 +151,11 @@ def _settled(tensor: Tensor, name: str) -> Tensor:
     return tensor
 
 
-def _kind(shard: _Shard, pair: Pair) -> str:
-    if isinstance(pair, dict):
-        named = sorted(pair.items())
-        return ", ".join(f"{key} {tuple(part.shape[1:])} {part.dtype}" for key, part in named)
-    inputs, targets = (f"{tuple(part.shape[1:])} {part.dtype}" for part in pair)
+def _kind(shard: _Shard, data: Any) -> str:
+    if isinstance(data, dict):
+        named = sorted(data.items())
+        return ", ".join(f"{k} {tuple(part.shape[1:])} {part.dtype}" for k, part in named)
+    inputs, targets = (f"{tuple(part.shape[1:])} {part.dtype}" for part in data)
     columns = f" (columns {', '.join(shard.columns)})" if shard.columns else ""
     return f"{inputs}{columns} -> {targets}"
 
@@ -188,23 +199,62 @@ def _read_parquet(path: Path) -> _Shard:
     except ValueError as error:  # pyarrow's error for a damaged file
         raise DataError(f"cannot read {path}: {error}; get a fresh copy of it") from error
     names, is_ = table.column_names, arrow.types
-    numeric = {
-        name: column
-        for name, column in zip(names, table.columns, strict=True)
-        if is_.is_integer(column.type)
-        or is_.is_floating(column.type)
-        or is_.is_boolean(column.type)
-    }
-    for name, column in numeric.items():
-        if column.null_count:
-            raise DataError(f"{path}: column {name!r} has {column.null_count} gaps: fill them")
+    numeric: dict[str, Any] = {}
+    for name, column in zip(names, table.columns, strict=True):
+        kind = column.type
+        if is_.is_integer(kind) or is_.is_floating(kind) or is_.is_boolean(kind):
+            if column.null_count:
+                raise DataError(f"{path}: column {name!r} has {column.null_count} gaps: fill them")
+            numeric[name] = np.asarray(column)
+    return _table(path, names, numeric)
+
+
+def _read_csv(path: Path) -> _Shard:
+    """A table with a header. A column is numeric if all its fields are numbers."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            names, *rows = [row for row in csv.reader(file) if row] or [[]]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read {path}: {error}; save it as a UTF-8 table") from error
+    for number, row in enumerate(rows, start=2):
+        if len(row) != len(names):
+            raise DataError(
+                f"{path}: row {number} has {len(row)} fields, the header has {len(names)}: "
+                "give every row one field per column"
+            )
+    numeric: dict[str, Any] = {}
+    for name, column in zip(names, zip(*rows, strict=True), strict=False):
+        fields = [field.strip() for field in column]
+        gaps = sum(not field for field in fields)
+        values = _numbers([field for field in fields if field])
+        if values is not None and gaps < len(fields):
+            if gaps:
+                raise DataError(f"{path}: column {name!r} has {gaps} gaps: fill them")
+            numeric[name] = values
+    if not rows:
+        raise DataError(f"{path} has no examples: give it some or leave it out")
+    return _table(path, names, numeric)
+
+
+def _numbers(fields: Sequence[str]) -> Any:
+    """The fields as an array of integers or floats; None if they are not numbers."""
+    for kind in (np.int64, np.float64):
+        try:
+            return np.array([kind(field) for field in fields])
+        except (ValueError, OverflowError):
+            continue
+    return None
+
+
+def _table(path: Path, names: Sequence[str], numeric: dict[str, Any]) -> _Shard:
+    """The target is the column `target`, or else the last one."""
     target = "target" if "target" in names else names[-1] if names else "target"
     if target not in numeric or len(numeric) < 2:
         raise DataError(
             f"{path} needs a numeric target and at least one other numeric column, has {names}, of "
             f"which {list(numeric)} are numeric, and takes {target!r} as the target"
         )
-    targets = np.asarray(numeric.pop(target))
+    targets = numeric.pop(target)
     inputs = np.stack([np.asarray(c, np.float32) for c in numeric.values()], axis=1)
     return _Shard(str(path), (inputs, targets), tuple(numeric))
 
@@ -213,4 +263,5 @@ _READERS: dict[str, Callable[[Path], _Shard]] = {
     ".npz": _read_npz,
     ".safetensors": _read_safetensors,
     ".parquet": _read_parquet,
+    ".csv": _read_csv,
 }

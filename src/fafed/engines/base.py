@@ -84,6 +84,10 @@ class Engine(ABC):
     def restore(self, snapshot: Snapshot) -> None:
         """Put the clients into this state. On several ranks, call `deal` next."""
 
+    def close(self) -> None:  # noqa: B027
+        """End what works for this engine, such as processes that read data. It can be used again
+        afterwards."""
+
     def hand_over(self) -> None:
         """Send the states of this rank's clients to rank 0."""
         raise NotImplementedError(f"{type(self).__name__} runs in one process")

@@ -67,8 +67,8 @@ class Oracle(Grad):
             )
             losses = self.losses if batch.step else self.other_losses
             losses.append((found.loss, self.objective.counts(batch.data)))
-        self.evaluations += 1
-        self.samples += self.objective.samples(batch.data)
+        self.evaluations += self.objective.evaluations
+        self.samples += self.objective.evaluations * batch.size
         return found.gradient
 
     def loss(self) -> tuple[Tensor, Tensor]:

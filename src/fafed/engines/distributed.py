@@ -195,6 +195,9 @@ class Distributed(Engine):
     def restore(self, snapshot: Snapshot) -> None:
         self.simulation.restore(snapshot)
 
+    def close(self) -> None:
+        self.simulation.close()
+
     def hand_over(self) -> None:
         """Send the states of this rank's clients to rank 0."""
         self._send(_present(self.simulation.states), 0)

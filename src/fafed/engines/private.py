@@ -34,7 +34,7 @@ class Private(Objective):
     """
 
     def __init__(self, inner: Objective, *, noise: float, clip: float, seed: int) -> None:
-        super().__init__(inner.clip, inner.weight_decay)
+        super().__init__(inner.clip, inner.weight_decay, inner.sam)
         _refuse_what_mixes_examples(inner)
         self.inner = inner
         self.x0, self.sizes = inner.x0, inner.sizes
@@ -64,21 +64,21 @@ class Private(Objective):
         own.looks = Counter()
         return own
 
-    def samples(self, data: Any) -> int:
-        return int(data.expected)
-
     def _loss(self, x: Tensor, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]:
         raise NotImplementedError("a private objective has no loss to show")
 
     def evaluate(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
+        return self._finished(self._with_noise, x, batch, memory)
+
+    def _with_noise(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
         sample: Sample = batch.data
         total = self.clipped_sum(x.detach(), batch, memory)
         batch_key = int(batch.key)
         key = f"noise {self.seed} {batch_key} {self.exchange} {self.looks[batch_key]}"
         self.looks[batch_key] += 1
         noisy = add_noise(total, self.noise * self.norm, key)
-        g = self._changed(noisy / sample.expected, x)
-        return Evaluation(g, torch.zeros((), device=x.device), memory)
+        loss = torch.zeros((), device=x.device)
+        return Evaluation(noisy / sample.expected, loss, memory)
 
     def clipped_sum(self, x: Tensor, batch: Batch, memory: Memory) -> Tensor:
         data, rows, _ = batch.data

@@ -177,6 +177,9 @@ class Simulation(Engine):
         if self.encoded is not None:
             self.encoded.rollback()
 
+    def close(self) -> None:
+        self.task.source.close()
+
     @property
     def states(self) -> list[ClientState | None]:
         """The state of each client; None for a client that has not taken part yet."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,12 +13,15 @@ from torch.nn import functional as F
 
 from fafed import data as datasets
 from fafed import models
-from fafed.core import plugins, randomness, tree
-from fafed.core.batch import Batch, labels_of
+from fafed.core import plugins, randomness
+from fafed.core.batch import labels_of
 from fafed.data import partition
 from fafed.data.checks import check_measured
 from fafed.data.client_test import without_client_test
-from fafed.data.sources.examples import Columns, Examples, Indices, Source, examples_of
+from fafed.data.loading import open_data, steps_of_round
+from fafed.data.sources.examples import Examples, Indices, Source
+from fafed.data.sources.lazy import Lazy
+from fafed.data.sources.reader import Loading
 from fafed.data.sources.streams import Streams, passage
 from fafed.engines.ranks import Ranks
 from fafed.errors import ConfigError, DataError, nearest
@@ -27,7 +31,7 @@ from fafed.objectives.batches import MODEL
 from fafed.objectives.metrics import METRICS
 from fafed.objectives.module import Model
 from fafed.training.build import build
-from fafed.training.evaluation import Part, Parts, chunked, evaluator
+from fafed.training.evaluation import Part, Parts, chunked, evaluator, personal
 from fafed.training.loop import Run
 
 T = TypeVar("T")
@@ -67,19 +71,31 @@ def prepare(
     threads = experiment.threads
     torch.set_num_threads(threads)
     shards = shard(experiment)
+    experiment = with_steps(experiment, shards.source)
     device = ranks.device(experiment.device) if ranks else experiment.device
     goal = model(experiment, text=shards.text, device=device)
     leads = ranks is None or ranks.rank == 0
+    algorithm = experiment.algorithm_object(shards.source.epoch_steps)
     measure = evaluator(
         goal,
         shards.measured if leads else {},
         chosen(experiment, text=shards.text),
         clients=shards.client_test if leads else (),
+        personal=personal(
+            algorithm,
+            shards.source,
+            shards.client_test,
+            experiment.personalise,
+            experiment.personalise_eta,
+            experiment.seed,
+            rounds=experiment.rounds,
+            local_steps=experiment.local_steps,
+        ),
         workers=workers,
         threads=threads,
     )
     run = build(
-        experiment.algorithm_object(shards.source.epoch_steps),
+        algorithm,
         goal,
         shards.source,
         rounds=experiment.rounds,
@@ -95,13 +111,29 @@ def prepare(
         threads=threads,
         ranks=ranks,
         privacy=experiment.privacy_options(),
+        baseline=experiment.baseline,
     )
     if measure is not None:
-        if isinstance(shards.source, Examples):
+        if not shards.text:
             ignored = goal.averaged.ignored
-            check_measured(measure.all_parts(), goal.classes, shards.source.pool, ignored)
+            check_measured(measure.all_parts(), goal.classes, shards.source, ignored)
         measure.check()
     return Prepared(run, goal, shards)
+
+
+def with_steps(experiment: Experiment, source: Source) -> Experiment:
+    """The experiment with `local_steps` in place of `local_epochs`."""
+    epochs = experiment.local_epochs
+    if epochs is None:
+        return experiment
+    if isinstance(source, Streams):  # a text: a pass over it has this number of steps
+        steps = max(1, math.ceil(epochs * source.epoch_steps))
+    else:
+        steps = steps_of_round(None, epochs, experiment.batch_size, source.examples)
+    found = experiment.model_copy(update={"local_steps": steps, "local_epochs": None})
+    if isinstance(source, Examples | Lazy | Streams):
+        source.anchor_size = sizes(found)["anchor_size"] or source.batch_size
+    return found
 
 
 def model(experiment: Experiment, *, text: bool, device: str | None = None) -> Model:
@@ -111,6 +143,7 @@ def model(experiment: Experiment, *, text: bool, device: str | None = None) -> M
         _loss(experiment.loss, text),
         clip=experiment.clip,
         weight_decay=experiment.weight_decay,
+        sam=experiment.sam,
         device=device or experiment.device,
     )
 
@@ -151,9 +184,9 @@ def _images(experiment: Experiment, images: datasets.Images) -> Shards:
         experiment.seed,
     )
     parts, chunks = source.parts, partial(chunked, size=experiment.eval_batch_size)
-    measured = {"test": chunks(images.test)} | _sampled(experiment, images.train, parts)
+    measured = {"test": chunks(images.test)} | _sampled(experiment, source)
     if len(held):
-        measured["validation"] = chunks(_rows(images.train, held))
+        measured["validation"] = chunks(source.part(held))
     counts = datasets.counts(labels, parts, len(images.classes)).tolist()
     classes = list(images.classes)
     return Shards(source, measured, counts, classes, False, tuple(map(chunks, tests)))
@@ -177,9 +210,11 @@ def _text(experiment: Experiment, text: datasets.Text) -> Shards:
 
 
 def _own(experiment: Experiment, own: datasets.Own) -> Shards:
-    source = examples_of(own.clients, **sizes(experiment))
-    chunks = partial(chunked, size=experiment.eval_batch_size)
-    measured = {} if own.test is None else {"test": chunks(own.test)}
+    loading, chunks = _loading(experiment), partial(chunked, size=experiment.eval_batch_size)
+    source, opened, _ = open_data(
+        own.clients, {"test": own.test}, loading=loading, **sizes(experiment)
+    )
+    measured = {part: chunks(data) for part, data in opened.items()}
     if experiment.data.validation:
         kept = [
             held_out(n, experiment.data.validation, experiment.seed + i)
@@ -192,14 +227,20 @@ def _own(experiment: Experiment, own: datasets.Own) -> Shards:
                 f"data.validation = {experiment.data.validation} holds out no example of clients "
                 f"with at most {max(source.examples)}: hold out more, or set it to 0"
             )
-        source = Examples(source.pool, parts, **sizes(experiment))
-        measured["validation"] = chunks(_rows(source.pool, held))
+        source = source.with_parts(parts)
+        measured["validation"] = chunks(source.part(held))
     source, tests = without_client_test(
         source, experiment.data.client_test or None, experiment.seed
     )
     own_tests = tuple(map(chunks, tests))
-    measured |= _sampled(experiment, source.pool, source.parts)
-    labels = labels_of(source.pool)
+    measured |= _sampled(experiment, source)
+    return counted(source, measured, own_tests)
+
+
+def counted(source: Examples | Lazy, measured: Parts, client_test: Sequence[Part] = ()) -> Shards:
+    """A user's own data. If the targets are class numbers, their counts are for the report."""
+    labels = labels_of(source.pool) if isinstance(source, Examples) else None
+    own = tuple(client_test)
     if (
         labels is None
         or labels.is_floating_point()
@@ -207,11 +248,10 @@ def _own(experiment: Experiment, own: datasets.Own) -> Shards:
         or not len(labels)
         or int(labels.min()) < 0
     ):
-        return Shards(source, measured, None, None, False, own_tests)
+        return Shards(source, measured, None, None, False, own)
     classes = int(labels.max()) + 1
-    counts = datasets.counts(labels.numpy(), source.parts, classes).tolist()
-    names = [str(i) for i in range(classes)]
-    return Shards(source, measured, counts, names, False, own_tests)
+    counts = datasets.counts(labels.cpu().numpy(), source.parts, classes).tolist()
+    return Shards(source, measured, counts, [str(i) for i in range(classes)], False, own)
 
 
 def held_out(n: int, share: float, seed: int) -> tuple[Indices, Indices]:
@@ -221,22 +261,23 @@ def held_out(n: int, share: float, seed: int) -> tuple[Indices, Indices]:
     return np.sort(order[count:]), np.sort(order[:count])
 
 
-def _sampled(
-    experiment: Experiment, pool: Columns, parts: Sequence[Indices]
-) -> dict[str, Callable[[], Iterable[Batch]]]:
+def _sampled(experiment: Experiment, source: Examples | Lazy) -> dict[str, Part]:
     """Some of the clients' examples. The loss of the server's model on them is the training loss.
     The mean loss of the clients' own steps is another number if their data differ."""
-    used = np.concatenate(parts)
+    used = np.concatenate(source.parts)
     count = min(experiment.data.train_sample, len(used))
     if not count:
         return {}
     order = randomness.permutations(randomness.keys("train sample", experiment.seed), len(used))
-    rows = _rows(pool, np.sort(used[order[:count]]))
+    rows = source.part(np.sort(used[order[:count]]))
     return {"train": chunked(rows, experiment.eval_batch_size)}
 
 
-def _rows(pool: Columns, rows: Indices) -> Columns:
-    return tree.take(pool, torch.from_numpy(rows))
+def _loading(experiment: Experiment) -> Loading:
+    """How the user's own Datasets are read."""
+    wanted = experiment.data
+    collate = None if wanted.collate is None else plugins.find(wanted.collate, "data.collate")
+    return Loading(collate, wanted.workers, wanted.processes, wanted.cache, wanted.device)
 
 
 def sizes(experiment: Experiment) -> dict[str, Any]:

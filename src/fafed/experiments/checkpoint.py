@@ -26,6 +26,7 @@ from fafed import files
 from fafed.core import tree
 from fafed.engines.base import ClientState, Snapshot
 from fafed.errors import FafedError
+from fafed.experiments.config import Experiment
 from fafed.training.loop import Run, State, Totals
 
 FORMAT = 3
@@ -71,6 +72,7 @@ class Saver:
         self.newest = next(iter(found(folder)), None)
         self.safe: Path | None = None  # the last checkpoint that survives a power cut
         self.synced = time.monotonic()
+        self.unsynced: list[Path] = []  # other files that the next checkpoint depends on
         if self.newest:
             files.sync_path(self.newest)
             files.sync_path(folder)
@@ -81,34 +83,51 @@ class Saver:
         """The round of the newest checkpoint."""
         return round_of(self.newest) if self.newest else 0
 
-    def save(self, run: Run, records: int, *, last: bool) -> None:
+    def save(
+        self, run: Run, records: int, *, last: bool, chosen: Mapping[str, Tensor] | None = None
+    ) -> None:
         """Write the state after the last finished round. `records` is the file descriptor of the
-        records. The checkpoint depends on them, so they reach the disk first."""
+        records. The checkpoint depends on them, so they reach the disk first. `chosen`: the model
+        of an earlier round that the run would return (`fafed.training.output`)."""
         sync = last or not self.safe or time.monotonic() - self.synced >= self.lag
         if sync:
             try:
                 os.fsync(records)
+                self._sync_others()
             except OSError as cause:
                 raise CheckpointError(
                     f"the records beside {self.folder} could not be written to the disk: {cause}. "
                     "Free some space and resume; the checkpoints are untouched"
                 ) from cause
         keep = None if sync else self.safe
-        self.newest = save(run, self.folder, self.digest, sync=sync, keep=keep)
+        self.newest = save(run, self.folder, self.digest, sync=sync, keep=keep, chosen=chosen)
         if sync:
             self.safe, self.synced = self.newest, time.monotonic()
 
     def settle(self, records: int) -> None:
         """Wait until everything written is on disk."""
         os.fsync(records)
+        self._sync_others()
         if self.newest and self.newest != self.safe:
             files.sync_path(self.newest)
             files.sync_path(self.folder)
             self.safe = self.newest
 
+    def _sync_others(self) -> None:
+        for path in self.unsynced:
+            if path.exists():
+                files.sync_path(path)
+        self.unsynced.clear()
+
 
 def save(
-    run: Run, folder: Path, digest: str, *, sync: bool = True, keep: Path | None = None
+    run: Run,
+    folder: Path,
+    digest: str,
+    *,
+    sync: bool = True,
+    keep: Path | None = None,
+    chosen: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Write the state after the last finished round. Delete older files, except `keep` and the
     newest `KEPT`, this one included."""
@@ -118,7 +137,8 @@ def save(
     present = [i for i, client in enumerate(clients) if client is not None]
     for i in present:
         tensors |= tree.flatten(clients[i], f"client.{i}")
-    same = _repeated(tensors)
+    tensors |= chosen or {}
+    same = repeated(tensors)
     tensors = {
         name: leaf.detach().contiguous().cpu() for name, leaf in tensors.items() if name not in same
     }
@@ -131,7 +151,7 @@ def save(
         "clients": present,
         "engine": run.engine.name,
         "memo": notes,
-        "tensors": {name: _described(leaf) for name, leaf in tensors.items()},
+        "tensors": {name: described(leaf) for name, leaf in tensors.items()},
         "same": same,
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -139,7 +159,7 @@ def save(
     try:
         with files.replacing(path, sync=sync) as part:
             # leaves may share memory (clients stacked under vmap), which safetensors refuses
-            save_file(_unshared(tensors), part, {"fafed": json.dumps(files.sealed(header))})
+            save_file(unshared(tensors), part, {"fafed": json.dumps(files.sealed(header))})
     except (OSError, SafetensorError) as cause:
         raise CheckpointError(
             f"checkpoint {path} could not be written: {cause}. Free some space and resume; "
@@ -167,11 +187,16 @@ def engine_of(path: Path) -> str:
     return str(_header(path)["engine"])
 
 
+def digest_of(path: Path) -> str:
+    """The digest of the experiment that it belongs to."""
+    return str(_header(path)["digest"])
+
+
 def verify(path: Path, *digests: str) -> dict[str, Tensor]:
     """The tensors of a checkpoint, after all checks. It must belong to an experiment with one of
-    these digests."""
+    these digests, if there are any."""
     header = _header(path)
-    if header["digest"] not in digests:
+    if digests and header["digest"] not in digests:
         raise CheckpointError(
             f"checkpoint {path} belongs to another experiment (its digest is "
             f"{header['digest'][:12]}, this run's is {digests[0][:12]})"
@@ -180,8 +205,16 @@ def verify(path: Path, *digests: str) -> dict[str, Tensor]:
     return _tensors(path, header)
 
 
-def load(run: Run, path: Path, *digests: str) -> None:
-    """Put the run into the state of this checkpoint."""
+def digests_of(experiment: Experiment, path: Path) -> tuple[str, ...]:
+    """What a checkpoint of this experiment may carry. An old one has the fingerprint, which
+    includes the number of rounds, in place of the digest."""
+    then = experiment.changed(rounds=max(1, round_of(path)))
+    return experiment.digest, experiment.fingerprint, then.fingerprint
+
+
+def load(run: Run, path: Path, *digests: str) -> dict[str, Tensor]:
+    """Put the run into the state of this checkpoint. Return the model of an earlier round that it
+    keeps, if there is one."""
     engine = run.engine
     tensors, header = verify(path, *digests), _header(path)
     device = run.state.shared.x.device
@@ -209,6 +242,7 @@ def load(run: Run, path: Path, *digests: str) -> None:
     run.state = State(
         shared, buffers, header["round"], tuple(header["members"]), Totals(*header["totals"])
     )
+    return {name: leaf for name, leaf in tensors.items() if name.startswith("chosen.")}
 
 
 def share(run: Run) -> None:
@@ -256,7 +290,7 @@ def _tensors(path: Path, header: Header) -> dict[str, Tensor]:
                 raise CheckpointError(f"checkpoint {path} is damaged: tensors are missing")
             for name, what in told.items():
                 leaf = tensors[name] = file.get_tensor(name)
-                if what != (_described(leaf) if header["format"] >= 3 else _checksum(leaf)):
+                if what != (described(leaf) if header["format"] >= 3 else _checksum(leaf)):
                     raise CheckpointError(
                         f"checkpoint {path} is damaged: {name} fails its checksum"
                     )
@@ -265,7 +299,7 @@ def _tensors(path: Path, header: Header) -> dict[str, Tensor]:
     return tensors | {name: tensors[first] for name, first in same.items()}
 
 
-def _described(leaf: Tensor) -> list[int | str | list[int]]:
+def described(leaf: Tensor) -> list[int | str | list[int]]:
     return [_checksum(leaf), str(leaf.dtype).removeprefix("torch."), list(leaf.shape)]
 
 
@@ -273,7 +307,7 @@ def _checksum(leaf: Tensor) -> int:
     return zlib.crc32(leaf.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
-def _repeated(tensors: dict[str, Tensor]) -> dict[str, str]:
+def repeated(tensors: dict[str, Tensor]) -> dict[str, str]:
     """For tensors that occur more than once: name -> the first name of the same tensor."""
     first: dict[tuple[object, ...], str] = {}
     found = {}
@@ -286,7 +320,7 @@ def _repeated(tensors: dict[str, Tensor]) -> dict[str, str]:
     return found
 
 
-def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     seen: set[int] = set()
     result = {}
     for name, leaf in tensors.items():

@@ -64,6 +64,12 @@ class Data(Part):
     client_test: float = Field(default=0.0, ge=0, lt=1)  # share of each client's data to test on
     train_sample: int = Field(default=5000, ge=0)  # examples to evaluate the training loss on
     bptt: int = Field(default=35, ge=1)  # text: tokens per step and column
+    # For a function that returns Datasets, and for tensors `device` (docs/data.md):
+    collate: str | None = None  # "module:function" that makes a batch of a list of items
+    workers: int = Field(default=1, ge=0)  # threads that read ahead
+    processes: bool = False  # processes in place of threads
+    cache: int | str | None = None  # "1GB": only for items that are always the same
+    device: str | None = None  # where tensors are held
 
     @model_validator(mode="after")
     def _one_origin(self) -> Data:
@@ -79,6 +85,7 @@ class Experiment(Part):
     name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     rounds: int = Field(ge=1)
     local_steps: int = Field(default=10, ge=1)
+    local_epochs: float | None = Field(default=None, gt=0)  # in place of local_steps
     batch_size: int | FULL = 50
     opening_batch_size: int | FULL | None = None  # of the first estimate; local_steps * batch_size
     seed: int = Field(default=0, ge=0)
@@ -87,20 +94,40 @@ class Experiment(Part):
     device: str = "cpu"
     eval_every: int = Field(default=1, ge=1)
     eval_batch_size: int | None = Field(default=None, ge=1)  # examples in a forward pass; 1000
+    personalise: int = Field(default=0, ge=0)  # evaluate clients after so many steps of their own
+    personalise_eta: float | None = Field(default=None, gt=0)  # of these; the algorithm's eta
     checkpoint_every: int = Field(default=1, ge=1)
     weights: Literal["uniform", "examples"] | list[float] = "uniform"
     participation: float | list[list[int]] = 1.0
     failure: float = Field(default=0.0, ge=0, lt=1)
     clip: float | None = Field(default=None, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
+    sam: float = Field(default=0.0, ge=0)  # the radius of sharpness-aware gradients
     loss: str = "auto"  # cross_entropy, mse, or "module:function"
     metrics: list[str] = ["accuracy"]  # of `fafed.metrics`, or "module:name"
     privacy: dict[str, Any] = {}  # see `help(fafed.Privacy)`
+    baseline: Literal["local", "pooled"] | None = None  # to compare with: docs/evaluation.md
     data: Data
     model: Named
     algorithm: Named
     settings: dict[str, dict[str, Any]] = {}  # algorithm -> hyper-parameters, for `compare`
     search: dict[str, dict[str, list[Any]]] = {}  # algorithm -> grid, for `tune`
+    python: dict[str, Any] = {}  # of a run that Python code began: see `python_run`
+
+    @model_validator(mode="after")
+    def _python_is_the_models(self) -> Experiment:
+        if self.python and not self.model.name.startswith("python:"):  # silos never allow such one
+            raise ValueError("only a run that Python code began has a table [python]")
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _steps_or_epochs(cls, content: Any) -> Any:
+        if isinstance(content, dict) and content.get("local_epochs") is not None:
+            if content.get("local_steps") is not None:
+                raise ValueError("give local_steps or local_epochs, not both")
+            content = {k: v for k, v in content.items() if k != "local_steps"}
+        return content
 
     # Reading and writing.
 
@@ -129,7 +156,10 @@ class Experiment(Part):
 
     def to_dict(self) -> dict[str, Any]:
         """Nested dictionaries without empty entries."""
-        return cast(dict[str, Any], _without_none(self.model_dump()))
+        content = self.model_dump()
+        if self.local_epochs is not None:
+            del content["local_steps"]
+        return cast(dict[str, Any], _without_none(content))
 
     def to_toml(self) -> str:
         return _toml(self.to_dict())
@@ -140,7 +170,7 @@ class Experiment(Part):
         number of rounds is not part of it: more rounds do not change earlier ones. (They do if a
         schedule falls over the whole run. Then it is.) "v2" is the version of this rule."""
         rounds = self.rounds if self.over_all_rounds else None
-        return f"v2-{_hash(self._decisive() | {'rounds': rounds})}"
+        return f"v2-{_hash(self.decisive() | {'rounds': rounds})}"
 
     @property
     def over_all_rounds(self) -> list[str]:
@@ -159,12 +189,15 @@ class Experiment(Part):
         """The same with the number of rounds. It is part of the run's name. It must never change
         for an experiment, or its run would not be found again. Old checkpoints carry it instead of
         `digest`."""
-        return _hash(self._decisive())
+        return _hash(self.decisive())
 
-    def _decisive(self) -> dict[str, Json]:
+    def decisive(self) -> dict[str, Json]:
+        """Everything that decides the numbers."""
         content = self.to_dict()
         for key in ("name", "settings", "search", "checkpoint_every"):
             content.pop(key, None)
+        for key in ("workers", "processes", "cache", "device"):  # no digit depends on these
+            content["data"].pop(key, None)
         return _without_later(type(self), content)
 
     def metric_names(self, *, text: bool) -> list[str]:
@@ -198,6 +231,8 @@ class Experiment(Part):
         from fafed.data import DATASETS, partition
 
         self.privacy_options()
+        if self.python:  # the code has made the objects that the names stand for
+            return
         for section, table in (("settings", self.settings), ("search", self.search)):
             for name in table:
                 if ":" not in name and name not in ALGORITHMS:

@@ -28,12 +28,17 @@ GRACE = 30.0  # seconds that a worker has to save its run when it is stopped
 OnTick = Callable[[Sequence[RunDir]], None]  # called regularly with the current runs
 
 
-def grid(experiment: Experiment, algorithms: Sequence[str], seeds: int) -> list[Experiment]:
-    """Every algorithm with its own settings, for seeds s, s+1, ..."""
+def grid(
+    experiment: Experiment, algorithms: Sequence[str], seeds: int, baselines: Sequence[str] = ()
+) -> list[Experiment]:
+    """Every algorithm with its own settings, for seeds s, s+1, ..., and then the baselines with the
+    experiment's own algorithm."""
+    versions = [experiment.with_algorithm(name) for name in algorithms]
+    versions += [experiment.changed(baseline=name) for name in baselines]
     first = experiment.seed
     return [
-        experiment.with_algorithm(name).changed(seed=seed)
-        for name, seed in itertools.product(algorithms, range(first, first + seeds))
+        version.changed(seed=seed)
+        for version, seed in itertools.product(versions, range(first, first + seeds))
     ]
 
 

@@ -4,7 +4,9 @@
     environment.json   versions, git revision, threads, engine
     clients.json       clients x classes, for the report
     records.jsonl      one line per round, appended
-    checkpoints/       the last states
+    checkpoints/       the last states, and the best one by validation loss
+    model.safetensors  the model after the last round (see `model_file`)
+    best.safetensors   the model with the lowest validation loss
     before-1/          records and checkpoints that --again has moved aside
 
 A record is written before its round's checkpoint. Records after the newest usable checkpoint belong
@@ -32,6 +34,7 @@ from fafed.experiments.record_lines import last, read
 from fafed.files import Damaged
 
 log = logging.getLogger("fafed")
+MODEL_FILES = {"last": "model.safetensors", "best": "best.safetensors"}
 
 
 class Busy(FafedError):
@@ -120,9 +123,35 @@ class RunDir:
 
     def _cure(self) -> str:
         return (
-            f"`fafed resume {self.path}` goes on from a checkpoint if one fits; else restore the "
-            "file from a backup, or start again with --again, which moves what is there aside"
+            f"{self.resuming} goes on from a checkpoint if one fits; else restore the file from a "
+            f"backup. To start again with round 1: {self.starting_again}"
         )
+
+    @property
+    def resuming(self) -> str:
+        """What resumes the run, for messages."""
+        return "running its script again" if self._by_python else f"`fafed resume {self.path}`"
+
+    @property
+    def starting_again(self) -> str:
+        """What starts the run with round 1, for messages."""
+        if self._by_python:
+            return "move the folder away and run its script again"
+        return f"`fafed resume {self.path} --again`, which moves what is there aside"
+
+    @property
+    def _by_python(self) -> bool:
+        try:
+            return bool(self.experiment().python)
+        except FafedError:
+            return False
+
+    def stamp(self) -> tuple[object, ...]:
+        """Changes if another process has gone on with the run."""
+        newest = max(self.checkpoints.glob("round-*.safetensors"), default=None)
+        seen = newest.stat() if newest else None
+        size = self._records.stat().st_size if self._records.is_file() else 0
+        return newest, seen and (seen.st_mtime_ns, seen.st_ino), size
 
     def failure(self) -> str | None:
         """The error that ended the run, if it diverged."""
@@ -135,18 +164,13 @@ class RunDir:
         if environment.get("digest") not in (None, experiment.digest):
             raise Damaged(
                 f"{self.path / 'experiment.toml'} is not the one that the records were made with: "
-                "set it back to that, or start again with "
-                f"`fafed resume {self.path} --again`, which moves the records aside"
+                f"set it back to that. To start again with round 1: {self.starting_again}"
             )
         clients = self.json("clients.json")
-        rows = [record.to_dict() for record in self.records()]
-        if any(row["train"] for row in rows):  # better than the clients' own losses
-            for row in rows:
-                row["train_loss"] = row["train"].get("loss")
         return RunData(
             name=self.path.name,
             config=experiment.to_dict(),
-            records=rows,
+            records=[record.to_dict() for record in self.records()],
             counts=clients.get("counts"),
             classes=clients.get("classes"),
             finished=self.finished(),
@@ -175,7 +199,7 @@ class RunDir:
         try:
             return files.unsealed(json.loads(path.read_bytes())) if path.is_file() else {}
         except (OSError, ValueError, RecursionError) as cause:
-            again = f"delete it: `fafed resume {self.path}` writes it again"
+            again = f"delete it: {self.resuming} writes it again"
             raise Damaged(
                 f"{path} is damaged: {cause}. Restore it from a backup, or {cure or again}"
             ) from cause
@@ -198,8 +222,9 @@ class RunDir:
         files.write(self.path / name, [text.encode()], private=private)
 
     def set_aside(self) -> None:
-        """Move records and checkpoints to a folder of their own. The run starts over."""
+        """Move records, checkpoints and models to a folder of their own. The run starts over."""
         there = [self._records, self.checkpoints, self.path / "failure.txt"]
+        there += [self.path / name for name in MODEL_FILES.values()]
         if not any(path.exists() for path in there):
             return
         taken = [folder.name for folder in self.path.glob("before-*")]

@@ -21,6 +21,7 @@ class Stopping:
 
     def __init__(self) -> None:
         self.asked: int | None = None  # the signal that came
+        self.times = 0  # how many came
         self.abrupt = False  # a second signal came: the round stopped at any point
         self.saving = False
         self.at_once: Callable[[], bool] = lambda: True  # may the first signal interrupt now?
@@ -35,6 +36,7 @@ class Stopping:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         second, self.asked = self.asked is not None, number
+        self.times += 1
         if self.saving:
             return
         if second:

@@ -9,14 +9,17 @@ from __future__ import annotations
 import logging
 from typing import TypedDict
 
+from fafed.core.records import Record
 from fafed.engines.ranks import Ranks
 from fafed.experiments import checkpoint
 from fafed.experiments.assemble import Prepared, prepare
 from fafed.experiments.config import Experiment
-from fafed.experiments.execute import OnRecord, agreed, due, end_together, execute
+from fafed.experiments.execute import OnRecord, execute, rounds
+from fafed.experiments.folder import due
 from fafed.experiments.rundir import RunDir
 from fafed.experiments.stopping import Stopping
 from fafed.files import Json
+from fafed.training.loop import Run
 
 
 class Plan(TypedDict):
@@ -63,10 +66,19 @@ def take_part(ranks: Ranks) -> None:
     run = prepare(experiment, plan["engine"], ranks, workers=workers).run
     checkpoint.share(run)
     with Stopping() as stopping:
-        stopping.at_once = lambda: False  # rank 0 saves after the round, and needs all ranks for it
-        for record in run:
-            leave = agreed(run, stopping)
-            if leave or due(record, experiment):
-                run.engine.hand_over()
-            if leave:
-                end_together(ranks)
+        for _ in rounds(run, _HandOver(experiment), stopping):
+            pass
+
+
+class _HandOver:
+    """Sends the states of this rank's clients to rank 0 whenever rank 0 saves."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment = experiment
+
+    def keep(self, run: Run, record: Record, *, leave: bool) -> None:
+        if leave or due(record.round, self.experiment, run):
+            run.engine.hand_over()
+
+    def end(self, run: Run, error: BaseException, *, whole: bool) -> None:
+        """Rank 0 has saved what can be saved."""

@@ -104,13 +104,19 @@ TRACKERS: dict[str, tuple[Open, str]] = {
 
 def open_tracker(spec: str, name: str, config: Mapping[str, object]) -> Tracker:
     """A tracker for the run `name`: "tensorboard:DIR", "mlflow:URI" or "wandb:PROJECT"."""
+    kind, where = check_tracker(spec)
+    return TRACKERS[kind][0](where, name, config)
+
+
+def check_tracker(spec: str) -> tuple[str, str]:
+    """The kind of tracker, and where its records go. What cannot be opened is refused."""
     kind, _, where = spec.partition(":")
     if kind not in TRACKERS:
         raise ConfigError(f"tracker {spec!r} is unknown; {nearest(kind, TRACKERS)}")
-    build, what = TRACKERS[kind]
     if not where:
-        raise ConfigError(f"tracker {spec!r} does not say where: write {kind}:{what}")
-    return build(where, name, config)
+        raise ConfigError(f"tracker {spec!r} does not say where: write {kind}:{TRACKERS[kind][1]}")
+    require(f"tracker {kind!r}", kind, kind)
+    return kind, where
 
 
 def _need(module: str, extra: str) -> Any:

@@ -73,7 +73,7 @@ def space(experiment: Experiment, algorithm: str) -> dict[str, list[Any]]:
 
 def _explained(rule: Rule, direction: Direction) -> str:
     if rule == "train_loss":
-        return "lowest training loss at the end"
+        return "lowest training loss at the end (of the server's model, if it was measured)"
     what = "highest last accuracy" if direction == "maximize" else "lowest last loss"
     return f"{what} on held-out data"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -50,9 +51,18 @@ class Evaluation(NamedTuple):
     memory: Memory
 
 
+Way = Callable[[Tensor, Batch, Memory], Evaluation]  # before weight decay and clipping
+
+
 class Objective(ABC):
     """A loss of (x, batch), and its gradient by autograd and by torch.func. Weight decay and
     clipping are included.
+
+    With `sam` = rho > 0 the gradient is sharpness-aware (Foret et al. 2021,
+    https://arxiv.org/abs/2010.01412): that at x + rho g / |g|, where g is the plain gradient at x.
+    Both are on the same batch, with the same dropout masks. They count as two evaluations. Loss,
+    buffers and recurrent state are those of the plain one. Weight decay (at x) and clipping come
+    after it.
 
     A subclass defines `_loss`. The defaults below are for an objective without a module.
     """
@@ -64,13 +74,18 @@ class Objective(ABC):
     network: Network | None = None  # the same function in C
     not_native: str = "there is no module to recognise"  # why there is no network
 
-    def __init__(self, clip: float | None, weight_decay: float) -> None:
+    def __init__(self, clip: float | None, weight_decay: float, sam: float = 0.0) -> None:
         if clip is not None and not clip > 0:
             raise ConfigError(f"clip must be > 0 or None, got {clip!r}: it bounds a norm")
         if not weight_decay >= 0:
             raise ConfigError(f"weight_decay must be >= 0, got {weight_decay!r}")
+        if not (sam >= 0 and math.isfinite(sam)):
+            raise ConfigError(
+                f"sam must be a number >= 0, got {sam!r}: the gradient is taken so far away"
+            )
         self.clip = clip
         self.weight_decay = weight_decay
+        self.sam = sam
 
     @property
     @abstractmethod
@@ -103,34 +118,52 @@ class Objective(ABC):
         """The objective for one client in one exchange."""
         return self
 
-    def samples(self, data: Any) -> int:
-        """How many examples a batch counts for."""
-        return len(tree.leaves(data)[0])
-
     # Gradient and loss at x: one method for each back end.
 
     def evaluate(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
         """With autograd."""
+        return self._finished(self._by_autograd, x, batch, memory)
+
+    def evaluate_functional(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
+        """With torch.func, which works under vmap."""
+        return self._finished(self._by_functional, x, batch, memory)
+
+    def evaluate_native(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
+        """In C, if there is a network."""
+        return self._finished(self._by_network, x, batch, memory)
+
+    @property
+    def evaluations(self) -> int:
+        """The plain gradients in one of these."""
+        return 2 if self.sam else 1
+
+    def _finished(self, way: Way, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
+        found = way(x, batch, memory)
+        g = found.gradient
+        if self.sam:
+            size = g.norm()
+            up = torch.where(size > 0, g / size, 0.0)
+            g = way(x + self.sam * up, batch, memory).gradient
+        return found._replace(gradient=self._changed(g, x))
+
+    def _by_autograd(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
         x = x.detach().requires_grad_()
         with torch.enable_grad():
             loss, memory = self._loss(x, batch, memory)
             (g,) = torch.autograd.grad(loss, x)
         if (counts := self.counts(batch.data)) is not None and not counts:
             g = torch.zeros_like(g)
-        memory = tree.map(Tensor.detach, memory)
-        return Evaluation(self._changed(g, x), loss.detach(), memory)
+        return Evaluation(g, loss.detach(), tree.map(Tensor.detach, memory))
 
-    def evaluate_functional(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
-        """With torch.func, which works under vmap."""
+    def _by_functional(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
         of_x = torch.func.grad_and_value(self._loss, has_aux=True)
         g, (loss, memory) = of_x(x, batch, memory)
         if (counts := self.counts(batch.data)) is not None:
             g = torch.where(counts, g, 0.0)
-        return Evaluation(self._changed(g, x), loss, memory)
+        return Evaluation(g, loss, memory)
 
-    def evaluate_native(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
-        """In C, if there is a network."""
-        return self.evaluate_functional(x, batch, memory)
+    def _by_network(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
+        return self._by_functional(x, batch, memory)
 
     def network_for_steps(self, data: Any) -> Network | None:
         """The network, if it can make whole local steps on such batches (q, b, ...) in C."""

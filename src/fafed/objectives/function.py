@@ -28,8 +28,9 @@ class Function(Objective):
         shapes: Sequence[Sequence[int]] | None = None,
         clip: float | None = None,
         weight_decay: float = 0.0,
+        sam: float = 0.0,
     ) -> None:
-        super().__init__(clip, weight_decay)
+        super().__init__(clip, weight_decay, sam)
         self.f = f
         self.x0 = x0
         self._shapes = [(x0.numel(),)] if shapes is None else [tuple(shape) for shape in shapes]

@@ -39,7 +39,6 @@ from fafed.objectives.copies import aliases, copied, moved, refuse_what_a_copy_l
 from fafed.objectives.labels import IGNORED, Averaged, averaged
 from fafed.objectives.probing import forked
 
-_GENERATOR = threading.Lock()
 _METRICS = threading.Lock()  # a user's metric may keep a state
 
 
@@ -62,9 +61,10 @@ class Model(Objective):
         *,
         clip: float | None = None,
         weight_decay: float = 0.0,
+        sam: float = 0.0,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__(clip, weight_decay)
+        super().__init__(clip, weight_decay, sam)
         if loss != MODEL and not callable(loss):
             raise ConfigError(
                 f"loss must be a function of (outputs, targets), or 'model' for the model's own, "
@@ -118,11 +118,11 @@ class Model(Objective):
     def shapes(self) -> Sequence[Sequence[int]]:
         return self._shapes
 
-    def evaluate_native(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
+    def _by_network(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
         if self.network is None:
-            return super().evaluate_native(x, batch, memory)
+            return super()._by_network(x, batch, memory)
         g, loss = self.network.gradient(x, *batch.data)
-        return Evaluation(self._changed(g, x), loss, memory)
+        return Evaluation(g, loss, memory)
 
     def counts(self, data: Any, leading: int = 0) -> Tensor | None:
         labels = self._labels(data)
@@ -130,7 +130,7 @@ class Model(Objective):
         return None if weight is None else weight > 0
 
     def network_for_steps(self, data: Any) -> Network | None:
-        plain = self.clip is None and not self.weight_decay
+        plain = self.clip is None and not self.weight_decay and not self.sam
         if self.network is None or not (self.steps_in_c and plain):
             return None
         inputs, targets = data
@@ -159,6 +159,15 @@ class Model(Objective):
                 if name in state:
                     tensor.copy_(state[name])
         return module.eval()
+
+    def state_dict(self, x: Tensor, buffers: tuple[Tensor, ...]) -> dict[str, Any]:
+        """The module's state_dict with this vector and these buffers. The module is not copied: its
+        frozen part may be large. A weight with two names is one tensor under both."""
+        known = self._parameters(x) | dict(zip(self.buffer_names, buffers, strict=True))
+        named = [*self.module.named_parameters(), *self.module.named_buffers()]
+        first = {id(tensor): name for name, tensor in named}
+        found = self.module.state_dict(keep_vars=True)
+        return {name: known.get(first.get(id(own), ""), own) for name, own in found.items()}
 
     def totals(
         self,
@@ -328,7 +337,7 @@ class Model(Objective):
             with randomness.KeyedDropout(key):  # vmap refuses all other randomness
                 yield
         else:
-            with _GENERATOR, forked(self.device), randomness.KeyedDropout(key):
+            with randomness.GENERATORS, forked(self.device), randomness.KeyedDropout(key):
                 torch.manual_seed(int(key))
                 yield
 

@@ -51,6 +51,14 @@ class RoundCosts(NamedTuple):
     first: Uses  # with the opening
     later: Uses
 
+    def times(self, gradients: int) -> RoundCosts:
+        """The same if each gradient is so many."""
+        return RoundCosts(*(_times(uses, gradients) for uses in self))
+
+
+def _times(uses: Uses, gradients: int) -> Uses:
+    return Counter({Use(u.kind, gradients * u.gradients): n for u, n in uses.items()})
+
 
 def round_costs(algorithm: AnyAlgorithm, x: Tensor, steps: int, population: int) -> RoundCosts:
     """Count the gradients that the algorithm takes on each batch, in a rehearsal with gradients of

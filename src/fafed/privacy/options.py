@@ -101,6 +101,11 @@ class Privacy:
 
         return Encoding(self.bits, self.headroom, self.first_bound)
 
+    def to_dict(self) -> dict[str, bool | int | float | str]:
+        """The settings that are not at their defaults."""
+        given = ((f, getattr(self, f.name)) for f in dataclasses.fields(self))
+        return {f.name: value for f, value in given if value != f.default}
+
     @classmethod
     def from_dict(cls, table: Mapping[str, object]) -> Privacy:
         known = [f.name for f in dataclasses.fields(cls)]

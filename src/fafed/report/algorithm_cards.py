@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import itertools
 import json
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -129,7 +130,10 @@ def _costs(algorithm: AnyAlgorithm, d: int = 4096, q: int = 4) -> dict[str, floa
     """Run two rounds on a tiny problem and measure the second."""
     clients = algorithm.population or 2
     rows = torch.arange(clients * d, dtype=torch.float32).reshape(clients, d) / d
-    objective = Function(lambda x, data: (x - data[0]).square().mean(), torch.ones(d))
+    square = [(math.isqrt(d), math.isqrt(d))]  # one matrix
+    objective = Function(
+        lambda x, data: (x - data[0]).square().mean(), torch.ones(d), shapes=square
+    )
     vector = objective.x0.numel() * objective.x0.element_size()
     run, longer = (_run(algorithm, objective, rows, steps) for steps in (q, q + 1))
     (one, two), (first, second) = run, longer
@@ -204,7 +208,37 @@ settings. A *vector* has as many numbers as the model has parameters.
 All updates use the same letters: x is the server's model, q the number of local steps in a round, g
 or g_i a gradient on the batch of the current step (of client i), mean_i the mean over the clients
 that take part. Products, squares, roots and quotients of vectors are element by element. `eta` is
-always a step size. Schedules count local steps.
+always a step size.
+
+## Schedules
+
+Where a setting allows a schedule, its value may change from step to step. Schedules count local
+steps t = 1, 2, ... over all rounds. In files a schedule is a table, in Python an object of
+`fafed.schedules` or any function of t:
+
+```toml
+eta = { schedule = "linear", peak = 0.1, warmup = 0.1 }
+```
+
+```python
+fafed.FedAvg(eta=fafed.schedules.Linear(peak=0.1, warmup=0.1))
+fafed.FedAvg(eta=lambda t: 0.1 if t < 500 else 0.01)
+```
+
+- `linear`, `Linear(peak, end=0, warmup=0, over=None)`: rises from 0 to `peak` in the first `warmup`
+  share of the steps, then falls in a straight line to `end` times `peak`.
+- `cosine`, `Cosine(...)`: the same with half a cosine.
+- `step`, `Step(kappa, every, factor=0.1)`: `kappa`, times `factor` after every `every` steps.
+- `power`, `Power(kappa=1, w=1, every=1, exponent=1/3)`: `kappa / (w + u)^exponent`, where u counts
+  steps, or periods of `every` steps.
+- `theory-step`, `theory-momentum`, `stem-step`, `stem-momentum`, `TheoryStep` and so on: those of
+  FAFED's and STEM's theory.
+
+In files `every` may also be `"round"` or `"epoch"`. `linear` and `cosine` fall over the whole run,
+or over `over` steps. Without `over` such a run cannot get more rounds later, because its earlier
+rounds would have been others.
+
+A comparison of methods is fair only if all have the same kind of schedule.
 """
 
 OVERVIEW = """\

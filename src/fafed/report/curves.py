@@ -15,7 +15,7 @@ from fafed.report.numbers import listing
 from fafed.report.quantities import AXES, Quantity
 
 # Runs that differ only in these settings belong to the same curve.
-NOT_SETTINGS = ("seed", "name")
+NOT_SETTINGS = ("seed", "name", "python.initial")  # a model may begin at its seed
 ABSENT = "default"  # a setting that one run gives and another leaves out
 
 

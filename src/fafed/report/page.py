@@ -9,11 +9,11 @@ from html import escape
 from importlib.resources import files
 
 from fafed.core.run_data import RunData, StudyData
-from fafed.report import sections
+from fafed.report import client_numbers, sections
 from fafed.report.curves import make_curves, remarks
 from fafed.report.palette import DARK, LIGHT
 from fafed.report.payload import MOST_POINTS, Charts, axes, curve_styles, heat_maps, to_json
-from fafed.report.quantities import TRAIN_LOSS, diagnosed, evaluated
+from fafed.report.quantities import diagnosed, evaluated, training
 from fafed.report.tables import table
 from fafed.report.target import choose_target, reaches
 from fafed.report.trials import coordinates, ranked
@@ -30,7 +30,8 @@ def page(
     """The whole report as one HTML document."""
     curves, rows = make_curves(runs), table(runs)
     measured = evaluated(runs)
-    ranked_by = measured[0] if measured else TRAIN_LOSS
+    losses = training(runs)
+    ranked_by = measured[0] if measured else losses[0]
     goal = choose_target(curves, ranked_by, target)
     reached = reaches(curves, goal) if goal else []
     studies = [study for study in studies if study.trials]
@@ -38,7 +39,7 @@ def page(
     charts = Charts(curves)
     main = [
         (quantity, charts.add(quantity, goal if quantity is ranked_by else None))
-        for quantity in [TRAIN_LOSS, *measured]
+        for quantity in [losses[0], *measured, *losses[1:]]
     ]
     inner = [(quantity, charts.add(quantity)) for quantity in diagnosed(runs)]
     heats = heat_maps(curves)
@@ -55,7 +56,8 @@ def page(
     notes += remarks(runs, curves)
     if not measured:
         notes.append(
-            "Nothing was measured on test or validation data: the training loss ranks the curves."
+            "Nothing was measured on test or validation data: the "
+            f"{losses[0].title[0].lower()}{losses[0].title[1:]} ranks the curves."
         )
     if charts.thinned:
         notes.append(f"Lines of more than {MOST_POINTS:,} points are drawn with that many of them.")
@@ -66,7 +68,8 @@ def page(
         "<main>",
         sections.notes(notes),  # before the numbers they are about
         sections.curves(curves, main, inner, goal),
-        sections.final(rows, measured, ranked_by),
+        sections.final(rows, measured, losses, ranked_by),
+        client_numbers.section(curves),
         sections.targets(goal, reached),
         sections.clients(heats),
         sections.tuning(studies),

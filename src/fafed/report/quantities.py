@@ -7,14 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fafed.core.records import higher_is_better
 from fafed.core.run_data import RunData, flatten
 from fafed.errors import ConfigError, nearest
 from fafed.report.numbers import PERCENT, Stat, number, percent, spread
 
 Json = dict[str, Any]
 Read = Callable[[Json], float | None]
-
-HIGHER_IS_BETTER = ("accuracy", "auc", "f1", "precision", "recall", "score", "r2")
 
 
 @dataclass(frozen=True)
@@ -79,9 +78,34 @@ class Quantity:
         return spread(stat, as_percent=self.share)
 
 
+# Two numbers with two names. The clients' is the mean loss of their own models at the points of
+# their local steps. The server's is the loss of its model on training data, after the round.
 TRAIN_LOSS = Quantity(
-    "train_loss", "Training loss", lambda record: record.get("train_loss"), logarithmic=True
+    "train_loss",
+    "Training loss of the clients",
+    lambda record: record.get("train_loss"),
+    logarithmic=True,
 )
+SERVER_TRAIN_LOSS = Quantity(
+    "server_train_loss",
+    "Training loss of the server's model",
+    lambda record: (record.get("train") or {}).get("loss"),
+    logarithmic=True,
+)
+TRAINING = (SERVER_TRAIN_LOSS, TRAIN_LOSS)
+
+
+def training(runs: Sequence[RunData]) -> list[Quantity]:
+    """The training losses, the one that is shown first before the other.
+
+    The server's comes first if every run has measured it: it is about the model that the run ends
+    with. If some runs have not, the clients' comes first, because every run has it.
+    """
+    begun = [run for run in runs if run.records]
+    has = [any(SERVER_TRAIN_LOSS.read(r) is not None for r in run.records) for run in begun]
+    if not any(has):
+        return [TRAIN_LOSS]
+    return [SERVER_TRAIN_LOSS, TRAIN_LOSS] if all(has) else [TRAIN_LOSS, SERVER_TRAIN_LOSS]
 
 
 def _names(runs: Sequence[RunData], part: str) -> list[str]:
@@ -109,7 +133,7 @@ def _exp(read: Read) -> Read:
 
 def _metric(part: str, name: str, runs: Sequence[RunData]) -> Quantity:
     read = _reader(part, name)
-    higher = any(word in name.lower() for word in HIGHER_IS_BETTER)
+    higher = higher_is_better(name)
     values = [v for run in runs for r in run.records if (v := read(r)) is not None]
     return Quantity(
         _key(part, name),
@@ -158,12 +182,12 @@ def diagnosed(runs: Sequence[RunData]) -> list[Quantity]:
 
 
 def primary(runs: Sequence[RunData]) -> Quantity:
-    """The quantity that ranks curves: the first of `evaluated`, or else the training loss."""
-    return next(iter(evaluated(runs)), TRAIN_LOSS)
+    """The quantity that ranks curves: the first of `evaluated`, or else of `training`."""
+    return next(iter([*evaluated(runs), *training(runs)]))
 
 
 def find_quantity(runs: Sequence[RunData], name: str) -> Quantity:
-    known = {q.key: q for q in [*evaluated(runs), TRAIN_LOSS, *diagnosed(runs)]}
+    known = {q.key: q for q in [*evaluated(runs), *training(runs), *diagnosed(runs)]}
     if name not in known:
         raise ConfigError(f"no run has a metric {name!r}; {nearest(name, known)}")
     return known[name]

@@ -24,6 +24,11 @@ COST_NAME = {
     "bytes": "Fewest bytes",
     "seconds": "Least time",
 }
+_LOSSES = (
+    "The training loss of the clients is that of their own models along their local steps. The "
+    "training loss of the server's model is measured after the round, on a sample of the clients' "
+    "data. It is shown first if every run has it."
+)
 Drawn = Sequence[tuple[Quantity, int | None]]
 
 
@@ -100,7 +105,7 @@ def finding(rows: Sequence[Row], quantity: Quantity) -> str:
 
 
 def _ranked_by(row: Row, quantity: Quantity) -> Stat | None:
-    return row.train_loss if quantity.key == "train_loss" else row.final.get(quantity.key)
+    return row.of(quantity)
 
 
 def _tiles(target: Target | None, reached: Sequence[Reach]) -> str:
@@ -120,7 +125,7 @@ def _tiles(target: Target | None, reached: Sequence[Reach]) -> str:
     return f'<dl class="tiles">{"".join(tiles)}</dl>\n'
 
 
-def _swatch(index: int) -> str:
+def swatch(index: int) -> str:
     hue, dash = style(index)
     dashes = {"solid": "", "dash": ' stroke-dasharray="6 3"', "dot": ' stroke-dasharray="2 2"'}
     return (
@@ -170,7 +175,7 @@ def curves(curves: Sequence[Curve], main: Drawn, inner: Drawn, target: Target | 
     several = any(len(curve.runs) > 1 for curve in curves)
     shading = "Lines are means over seeds, shading reaches from the lowest to the highest seed."
     legend = "".join(
-        f'<li><button type="button" aria-pressed="true" data-curve="{i}">{_swatch(i)}'
+        f'<li><button type="button" aria-pressed="true" data-curve="{i}">{swatch(i)}'
         f"{escape(curve.label)}</button></li>"
         for i, curve in enumerate(curves)
     )
@@ -191,7 +196,7 @@ def curves(curves: Sequence[Curve], main: Drawn, inner: Drawn, target: Target | 
     )
 
 
-def _table(head: Sequence[str], body: Sequence[str], css: str, caption: str) -> str:
+def html_table(head: Sequence[str], body: Sequence[str], css: str, caption: str) -> str:
     cells = "".join(f'<th scope="col">{escape(text)}</th>' for text in head)
     # Focusable, so that the keyboard can scroll a wide table.
     return (
@@ -201,8 +206,13 @@ def _table(head: Sequence[str], body: Sequence[str], css: str, caption: str) -> 
     )
 
 
-def final(rows: Sequence[Row], measured: Sequence[Quantity], ranked_by: Quantity) -> str:
-    found = columns(measured)
+def final(
+    rows: Sequence[Row],
+    measured: Sequence[Quantity],
+    losses: Sequence[Quantity],
+    ranked_by: Quantity,
+) -> str:
+    found = columns(measured, losses)
     best = [winner([column.value(row) for row in rows], column.higher) for column in found]
     body = []
     for i, row in enumerate(rows):
@@ -212,7 +222,7 @@ def final(rows: Sequence[Row], measured: Sequence[Quantity], ranked_by: Quantity
             else f"<td>{escape(column.text(row))}</td>"
             for k, column in enumerate(found)
         )
-        body.append(f'<tr><th scope="row">{_swatch(i)}{escape(row.label)}</th>{cells}</tr>')
+        body.append(f'<tr><th scope="row">{swatch(i)}{escape(row.label)}</th>{cells}</tr>')
     head = ["Algorithm", *(column.title for column in found)]
     spread = " ± standard deviation" if any(row.seeds > 1 for row in rows) else ""
     best_note = (
@@ -223,9 +233,9 @@ def final(rows: Sequence[Row], measured: Sequence[Quantity], ranked_by: Quantity
     return (
         '<section id="final"><h2>Final numbers</h2>'
         f'<p class="muted small">Mean{spread} over seeds at the last measured round, best in bold.'
-        f"{escape(best_note)} Gradients, bytes and time are sums over all rounds and clients, "
-        "averaged over seeds; a gradient is one step's batch.</p>"
-        f"{_table(head, body, 'wide names', 'Final numbers')}</section>"
+        f"{escape(best_note)} {escape(_LOSSES)} Gradients, bytes and time are sums over all rounds "
+        "and clients, averaged over seeds; a gradient is one step's batch.</p>"
+        f"{html_table(head, body, 'wide names', 'Final numbers')}</section>"
     )
 
 
@@ -241,7 +251,7 @@ def targets(target: Target | None, reached: Sequence[Reach]) -> str:
             some = f" by {reach.seeds - reach.reached} of {reach.seeds} seeds"
             missed = f"not reached{some if reach.reached else ''}"
             cells = f'<td class="muted" colspan="{len(AXES)}">{missed}</td>'
-        body.append(f'<tr><th scope="row">{_swatch(i)}{escape(reach.label)}</th>{cells}</tr>')
+        body.append(f'<tr><th scope="row">{swatch(i)}{escape(reach.label)}</th>{cells}</tr>')
     head = ["Algorithm", "Rounds", "Gradients", "Bytes", "Time"]
     name = target.quantity.title.split(" = ")[0].lower()
     goal = target.quantity.brief(target.value)
@@ -249,7 +259,7 @@ def targets(target: Target | None, reached: Sequence[Reach]) -> str:
         f'<section id="target"><h2>Cost of reaching {escape(goal)} {escape(name)}</h2>'
         f'<p class="muted small">Target {escape(target.rule)}. What each seed had spent at its '
         "first measured round at or beyond the target, mean ± standard deviation over seeds."
-        f"</p>{_table(head, body, 'names', 'Cost of reaching the target')}"
+        f"</p>{html_table(head, body, 'names', 'Cost of reaching the target')}"
         "</section>"
     )
 
@@ -310,7 +320,9 @@ def tuning(studies: Sequence[StudyData]) -> str:
             f'<p class="muted small">{escape(study.rule)} The {goal} value wins; its line '
             f"stands out. {len(study.trials):,} trials: {escape(trials.states(study))}.</p>"
             f"</figcaption>{plot}</figure>"
-            + _table(["Rank", "Value", *study.parameters], rows, "", f"Best trials of {study.name}")
+            + html_table(
+                ["Rank", "Value", *study.parameters], rows, "", f"Best trials of {study.name}"
+            )
         )
     return f'<section id="tuning"><h2>Tuning</h2>{"".join(parts)}</section>'
 
@@ -341,7 +353,7 @@ def settings(curves: Sequence[Curve]) -> str:
             rows.append(f'<tr><th scope="row">{escape(key)}</th>{line}</tr>')
         head = ["Setting", *(curve.label for curve in curves)]
         parts.append("<h3>Different between the curves</h3>")
-        parts.append(_table(head, rows, "text", "Settings that differ"))
+        parts.append(html_table(head, rows, "text", "Settings that differ"))
         if any(key not in curve.settings for key in keys for curve in curves):
             parts.append(
                 f'<p class="muted small">{NOTHING}: not given, so its default holds, or unknown to '
@@ -349,7 +361,7 @@ def settings(curves: Sequence[Curve]) -> str:
             )
     if same:
         shared = "Shared by all" if len(curves) > 1 else "Of all runs"
-        parts.append(f"<h3>{shared}</h3>{_table(['Setting', 'Value'], same, 'text', shared)}")
+        parts.append(f"<h3>{shared}</h3>{html_table(['Setting', 'Value'], same, 'text', shared)}")
     runs = [
         f'<tr><th scope="row">{escape(run.name)}</th><td>{escape(curve.label)}</td>'
         f"<td>{escape(show(run.config.get('seed', NOTHING)))}</td><td>{len(run.records):,}</td>"
@@ -360,7 +372,8 @@ def settings(curves: Sequence[Curve]) -> str:
     head = ["Run", "Curve", "Seed", "Records", "Finished"]
     return (
         f'<section id="settings"><h2>Settings</h2>{"".join(parts)}'
-        f"<details><summary>Runs</summary>{_table(head, runs, 'text', 'Runs')}</details></section>"
+        "<details><summary>Runs</summary>"
+        f"{html_table(head, runs, 'text', 'Runs')}</details></section>"
     )
 
 

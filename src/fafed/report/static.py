@@ -16,13 +16,14 @@ from fafed.report.palette import LIGHT, style
 from fafed.report.payload import heat_maps, thin
 from fafed.report.quantities import (
     AXES,
-    TRAIN_LOSS,
+    TRAINING,
     Axis,
     Quantity,
     evaluated,
     find_axis,
     find_quantity,
     primary,
+    training,
 )
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ def figure(
     it is the quantity that ranks curves. `axis` is one of rounds, gradients, bytes and seconds.
     """
     quantity = find_quantity(runs, metric) if metric else primary(runs)
-    panels = [TRAIN_LOSS] if quantity is TRAIN_LOSS else [TRAIN_LOSS, quantity]
+    loss = training(runs)[0]
+    panels = [quantity] if quantity in TRAINING else [loss, quantity]
     with styled():
         save(_draw(make_curves(runs), panels, find_axis(axis)), [path])
     return path
@@ -82,13 +84,13 @@ def figure(
 def write_figures(runs: Sequence[RunData], folder: Path) -> list[Path]:
     """Write curves-AXIS, one picture for each other metric, and clients, as SVG and PNG."""
     curves = make_curves(runs)
-    measured = evaluated(runs)
+    measured, losses = evaluated(runs), training(runs)
     written: list[Path] = []
     with styled():
         for axis in AXES.values():
-            picture = _draw(curves, [TRAIN_LOSS, *measured[:1]], axis)
+            picture = _draw(curves, [losses[0], *measured[:1]], axis)
             written += both(picture, folder / f"curves-{axis.key}")
-        for quantity in measured[1:]:
+        for quantity in [*measured[1:], *losses[1:]]:
             picture = _draw(curves, [quantity], AXES["rounds"])
             written += both(picture, folder / f"{_file_name(quantity.title)}-rounds")
         for i, heat in enumerate(heat_maps(curves)):

@@ -13,7 +13,13 @@ from rich.text import Text
 from fafed.core.run_data import RunData
 from fafed.report.curves import Curve, make_curves
 from fafed.report.numbers import NOTHING, Stat, count, duration, size
-from fafed.report.quantities import TRAIN_LOSS, Quantity, evaluated
+from fafed.report.quantities import (
+    SERVER_TRAIN_LOSS,
+    TRAIN_LOSS,
+    Quantity,
+    evaluated,
+    training,
+)
 
 
 @dataclass(frozen=True)
@@ -23,13 +29,19 @@ class Row:
     label: str
     seeds: int
     rounds: int
-    train_loss: Stat | None
+    train_loss: Stat | None  # of the clients, along their steps
+    server_train_loss: Stat | None  # of the server's model
     final: dict[str, Stat]
     best: dict[str, Stat]  # each seed's best round, then the mean over seeds
     gradients: Stat
     bytes_up: Stat
     bytes_down: Stat
     seconds: Stat
+
+    def of(self, quantity: Quantity) -> Stat | None:
+        """The final value of a quantity."""
+        losses = {"train_loss": self.train_loss, "server_train_loss": self.server_train_loss}
+        return losses[quantity.key] if quantity.key in losses else self.final.get(quantity.key)
 
 
 @dataclass(frozen=True)
@@ -68,6 +80,7 @@ def _row(curve: Curve, quantities: Sequence[Quantity]) -> Row:
         seeds=len(curve.runs),
         rounds=curve.rounds,
         train_loss=_final(curve, TRAIN_LOSS),
+        server_train_loss=_final(curve, SERVER_TRAIN_LOSS),
         final=final,
         best=best,
         gradients=cost("gradients"),
@@ -85,8 +98,9 @@ def _final(curve: Curve, quantity: Quantity) -> Stat | None:
     return Stat.from_values([math.nan] * len(curve.runs) if curve.diverged else values[-1])
 
 
-def columns(quantities: Sequence[Quantity]) -> list[Column]:
-    """The columns for these quantities. Only the first one also shows its best round."""
+def columns(quantities: Sequence[Quantity], losses: Sequence[Quantity]) -> list[Column]:
+    """The columns for these quantities. Only the first one also shows its best round. `losses` are
+    the training losses, as `training` orders them."""
 
     def measured(title: str, quantity: Quantity, get: Callable[[Row], Stat | None]) -> Column:
         def text(row: Row) -> str:
@@ -99,8 +113,8 @@ def columns(quantities: Sequence[Quantity]) -> list[Column]:
 
         return Column(title, text, value, quantity.higher)
 
-    def final(key: str) -> Callable[[Row], Stat | None]:
-        return lambda row: row.final.get(key)
+    def final(quantity: Quantity) -> Callable[[Row], Stat | None]:
+        return lambda row: row.of(quantity)
 
     def best(key: str) -> Callable[[Row], Stat | None]:
         return lambda row: row.best.get(key)
@@ -108,12 +122,12 @@ def columns(quantities: Sequence[Quantity]) -> list[Column]:
     found = []
     for i, quantity in enumerate(quantities):
         name = quantity.title.split(" = ")[0].lower()
-        found.append(measured(f"Final {name}", quantity, final(quantity.key)))
+        found.append(measured(f"Final {name}", quantity, final(quantity)))
         if i == 0:
             found.append(measured(f"Best {name}", quantity, best(quantity.key)))
     return [
         *found,
-        measured("Final training loss", TRAIN_LOSS, lambda row: row.train_loss),
+        *(measured(f"Final {one.title.lower()}", one, final(one)) for one in losses),
         Column("Seeds", lambda row: count(row.seeds)),
         Column("Rounds", lambda row: count(row.rounds)),
         Column("Gradients", lambda row: count(row.gradients.mean)),
@@ -136,7 +150,8 @@ def rich_table(runs: Sequence[RunData], title: str | None = None) -> Table:
     """The final table for a terminal, with the best values in bold. The page has more columns."""
     rows = table(runs)
     narrow = ("Seeds", "Rounds", "Sent down")  # left out in a terminal
-    found = [c for c in columns(evaluated(runs)[:1]) if c.title not in narrow]
+    shown = columns(evaluated(runs)[:1], training(runs)[:1])
+    found = [c for c in shown if c.title not in narrow]
     winners: list[Any] = [winner([c.value(row) for row in rows], c.higher) for c in found]
     seeds = max(row.seeds for row in rows)
     caption = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"

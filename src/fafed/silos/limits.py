@@ -3,7 +3,7 @@
     min_batch_size = 32             examples behind one gradient
     min_local_steps = 2             with one, what leaves is a plain gradient
     min_rows = 64                   rows to train on, without those that are held out
-    max_validation = 0.5            share of the rows that is held out
+    max_validation = 0.5            share of the rows that validation or client_test holds out
     max_batch_share = 0.5           share of the rows to train on that one gradient may see
     max_visits_per_run = 1000.0     times that a run may look at each row, on average
     max_visits_per_day = 2000.0     the same for all runs of a day, by UTC
@@ -76,6 +76,7 @@ class Limits(Part):
         name = type(algorithm).__name__
         self._at_least("local_steps", experiment.local_steps, "min_local_steps")
         self._at_most("data.validation", experiment.data.validation, "max_validation")
+        self._at_most("data.client_test", experiment.data.client_test, "max_validation")
         if rows < self.min_rows:
             raise Refusal(
                 "too few of this silo's rows are left to train on: the silo's file has min_rows = "

@@ -8,9 +8,10 @@ client in simulation. A silo that has failed too often is not asked again. With 
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from fafed.core import tree
 from fafed.core.algorithm import AnyAlgorithm, Exchange, HasX
 from fafed.core.batch import Batch
 from fafed.core.gradient import zero_grad
+from fafed.core.records import higher_is_better, summary
 from fafed.core.tree import Tree
 from fafed.engines.base import Counts, Engine, NotFinite, Reply, Sent, Snapshot, StateLost
 from fafed.objectives.base import Objective
@@ -56,7 +58,10 @@ class Silos(Engine):
         units: int | None,
         epoch_steps: int,
         bounds: Bounds | None = None,
+        sends: Sequence[Sequence[str]] = (),
     ) -> None:
+        """sends: the numbers about the server's model that each silo sends."""
+        self.sends = {client: list(names) for client, names in enumerate(sends) if names}
         self.algorithm = algorithm
         self._objective = objective
         self.mailbox = mailbox
@@ -272,6 +277,74 @@ class Silos(Engine):
         if found.kind == "diverged":
             return NotFinite(client, "loss" if facts.get("what") == "loss" else "message")
         return None
+
+    def evaluated(
+        self, x: Tensor, buffers: tuple[Tensor, ...], round: int
+    ) -> dict[str, Mapping[str, Any]]:
+        """The server's model on the rows that silos hold out, as far as they send it: a summary
+        over the silos that did. A silo that does not answer is left out."""
+        place = ExchangeId(self.run, round, self.index, self.attempt)
+        here = set(self.mailbox.transport.present())
+        silos = {c: self.federation.silos[c] for c in self.sends if not self.guard.out(c)}
+        asked = {c: silo for c, silo in silos.items() if silo in here}
+        if not asked:
+            return {}
+        packed = messages.pack((x, buffers))
+        requests = {silo: messages.write("measure", place, {}, packed) for silo in asked.values()}
+        kinds: dict[str, Shapes] = {"measured": {}, "refused": {}, "failed": {}}
+        told: dict[int, tuple[int, dict[str, float]]] = {}
+        for silo, found in self.mailbox.ask(
+            requests, place, kinds, packed.digest, self.federation.deadline
+        ):
+            client = self.federation.silos.index(silo)
+            if found is not None and (one := self._numbers(client, found)) is not None:
+                told[client] = one
+        self._count_refused(list(asked), place)
+        clients = sorted(told)
+        for index, why in self.guard.too_many([told[c][0] for c in clients]).items():
+            self._refuse(clients[index], place, why)
+            del told[clients[index]]
+        return self._summaries(told)
+
+    def _numbers(self, client: int, found: Content) -> tuple[int, dict[str, float]] | None:
+        """How many rows a silo measured on, and its numbers; NaN for one that does not exist."""
+        silo = self.federation.silos[client]
+        if found.kind != "measured":
+            why = messages.clean(found.facts.get("why", found.facts.get("error", "")))
+            log.warning("round %d: silo %r %s: %s", found.place.round, silo, found.kind, why)
+            return None
+        try:
+            examples = messages.number(found.facts, "examples", whole=True, low=1, high=2**40)
+            numbers = found.facts.get("numbers")
+            if not isinstance(numbers, dict) or set(numbers) != set(self.sends[client]):
+                raise Refused(
+                    f"it measured {messages.clean(numbers, 80)}, expected {self.sends[client]}"
+                )
+            return examples, {
+                name: math.nan if value is None else float(messages.number(numbers, name))
+                for name, value in numbers.items()
+            }
+        except Refused as why:
+            self._refuse(client, found.place, str(why))
+            return None
+
+    def _summaries(
+        self, told: Mapping[int, tuple[int, Mapping[str, float]]]
+    ) -> dict[str, Mapping[str, Any]]:
+        if not told:
+            return {}
+        names = dict.fromkeys(name for own in self.sends.values() for name in own)
+        nothing: tuple[int, Mapping[str, float]] = (0, {})
+        rows = [told.get(client, nothing) for client in range(self.population)]
+        columns = {name: [own.get(name, math.nan) for _, own in rows] for name in names}
+        examples = [count for count, _ in rows]
+        return {
+            "clients_test": {
+                name: summary(column, examples, higher=higher_is_better(name))
+                for name, column in columns.items()
+            },
+            "client_values": {"clients_test": columns},
+        }
 
     def _like(
         self, exchange: Exchange, down: HasX, buffers: tuple[Tensor, ...], place: ExchangeId

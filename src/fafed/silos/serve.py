@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, NamedTuple, TypedDict, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, NotRequired, TypedDict, cast
 
 import torch
+from torch import Tensor
 
 from fafed import data as datasets
+from fafed.core.algorithm import AnyAlgorithm
+from fafed.core.records import Record
 from fafed.errors import ConfigError
 from fafed.experiments import assemble
 from fafed.experiments.assemble import Prepared, Shards
@@ -18,7 +21,7 @@ from fafed.experiments.execute import OnRecord, execute
 from fafed.experiments.rundir import RunDir
 from fafed.files import Json
 from fafed.objectives.module import Model
-from fafed.silos import memory, messages
+from fafed.silos import final_model, memory, messages
 from fafed.silos.audit import Audit, logged
 from fafed.silos.bounds import Bounds, Guard
 from fafed.silos.limits import refuse_privacy
@@ -27,8 +30,7 @@ from fafed.silos.remote_engine import NAME as ENGINE_NAME
 from fafed.silos.remote_engine import Silos
 from fafed.silos.server import FederationConfig, Mailbox, TooFew, Transport, log
 from fafed.silos.site import check_server
-from fafed.training.build import weights_of
-from fafed.training.cohort import Cohort
+from fafed.training.build import build, weights_of
 from fafed.training.evaluation import Parts, chunks, evaluator
 from fafed.training.loop import Measure, Run
 
@@ -44,7 +46,8 @@ def serve(
     bounds: Bounds | None = None,
     on_record: OnRecord | None = None,
 ) -> None:
-    """Run the experiment over these silos. Resume it if it has begun before.
+    """Run the experiment over these silos. Resume it if it has begun before. At the end the silos
+    get the final model.
 
     measure: the data for evaluation: a file of inputs and targets, or "share" for the experiment's
     own data (in a local federation), or None for no evaluation.
@@ -54,9 +57,14 @@ def serve(
     refuse_privacy(experiment)
     if allow is not None:
         check_server(experiment, allow, shares_data=measure == "share")
+    if experiment.baseline is not None:
+        raise ConfigError(
+            f"baseline = {experiment.baseline!r} runs in simulation, not over silos: leave it out"
+        )
     bounds = bounds or Bounds()
     experiment = experiment.changed(checkpoint_every=1)
     mailbox = Mailbox(transport, federation, Audit(place.path / "audit.jsonl", "server"))
+    begun: list[tuple[str, Run]] = []  # the run, and its name for the silos
 
     def prepare(experiment: Experiment, engine: str | None) -> Prepared:
         if engine not in (None, ENGINE_NAME):
@@ -70,41 +78,52 @@ def serve(
         shards = _measured(experiment, measure)
         goal = assemble.model(experiment, text=shards.text)
         memory.park(goal, place.path)
-        algorithm = experiment.bound_algorithm(known["epoch_steps"], goal.shapes)
         metrics = assemble.chosen(experiment, text=shards.text)
         found = evaluator(goal, shards.measured, metrics, threads=experiment.threads)
-        silos = Silos(
-            algorithm,
+
+        def silos(algorithm: AnyAlgorithm) -> Silos:
+            return Silos(
+                algorithm,
+                goal,
+                mailbox,
+                run=known["run"],
+                weights=weights_of(experiment.weights, known["examples"]),
+                steps=experiment.local_steps,
+                units=known["units"],
+                epoch_steps=known["epoch_steps"],
+                bounds=bounds,
+                sends=known.get("sends", ()),
+            )
+
+        tried = _tried(found, goal, shards.measured, measure)
+        run = build(
+            experiment.algorithm_object(known["epoch_steps"]),
             goal,
-            mailbox,
-            run=known["run"],
-            weights=weights_of(experiment.weights, known["examples"]),
-            steps=experiment.local_steps,
-            units=known["units"],
-            epoch_steps=known["epoch_steps"],
-            bounds=bounds,
-        )
-        run = Run(
-            algorithm,
-            silos,
-            goal.x0,
-            goal.start().buffers,
+            None,
             rounds=experiment.rounds,
             local_steps=experiment.local_steps,
-            cohort=Cohort(
-                len(federation.silos),
-                participation=experiment.participation,
-                failure=experiment.failure,
-                seed=experiment.seed,
-            ),
-            measure=_tried(found, goal, shards.measured, measure),
+            seed=experiment.seed,
+            engine=silos,
+            participation=experiment.participation,
+            failure=experiment.failure,
+            measure=tried,
             measure_every=experiment.eval_every,
             check_state=True,
         )
+        if known.get("sends"):
+            run.measure = _with_silos(tried, cast(Silos, run.engine))
+        begun.append((known["run"], run))
         return Prepared(run, goal, shards)
 
+    def recorded(record: Record) -> None:
+        if record.round == experiment.rounds:
+            ((name, run),) = begun
+            final_model.hand_out(mailbox, name, run.state)
+        if on_record:
+            on_record(record)
+
     with logged(place.path / "log.txt"):
-        execute(experiment, place, on_record, prepare, lag=0)  # silos keep only two rounds
+        execute(experiment, place, recorded, prepare, lag=0)  # silos keep only two rounds
 
 
 class Known(TypedDict):
@@ -115,6 +134,7 @@ class Known(TypedDict):
     examples: list[int]  # of each silo
     units: int | None
     epoch_steps: int
+    sends: NotRequired[list[list[str]]]  # the numbers that each silo sends now; not in the file
 
 
 class Welcome(NamedTuple):
@@ -122,6 +142,7 @@ class Welcome(NamedTuple):
 
     examples: int
     epoch_steps: int | None
+    sends: list[str]  # of its evaluation
 
 
 def greeted(experiment: Experiment, place: RunDir, mailbox: Mailbox, bounds: Bounds) -> Known:
@@ -163,8 +184,9 @@ def greeted(experiment: Experiment, place: RunDir, mailbox: Mailbox, bounds: Bou
             + ": start them, look into their logs, or give them more time to load their data "
             f"(start is {federation.start:g} s)"
         )
+    sends = [said[silo].sends if silo in said else [] for silo in federation.silos]
     if known:
-        return cast(Known, known)
+        return cast(Known, known | {"sends": sends})
     facts = [said[silo] for silo in federation.silos]
     examples = [one.examples for one in facts]
     units = _units(experiment)
@@ -176,7 +198,7 @@ def greeted(experiment: Experiment, place: RunDir, mailbox: Mailbox, bounds: Bou
         "epoch_steps": facts[0].epoch_steps or _epoch_steps(examples, units),
     }
     place.write_json("silos.json", begun, indent=2, private=True)
-    return begun
+    return begun | {"sends": sends}
 
 
 def _welcome(facts: Facts, experiment: Experiment) -> Welcome:
@@ -189,7 +211,11 @@ def _welcome(facts: Facts, experiment: Experiment) -> Welcome:
     steps = facts.get("epoch_steps")  # sent if silos share the experiment's own data
     if steps is not None:
         steps = messages.number(facts, "epoch_steps", whole=True, low=1, high=2**40)
-    return Welcome(examples, steps)
+    names = ["loss", *experiment.metrics]
+    sends = facts.get("sends", [])
+    if not isinstance(sends, list) or not all(name in names for name in sends):
+        raise Refused(f"sends is {messages.clean(sends, 80)}, it must be some of {names}")
+    return Welcome(examples, steps, [name for name in names if name in sends])
 
 
 def _drop_unbelievable(said: dict[str, Welcome], bounds: Bounds) -> None:
@@ -227,6 +253,18 @@ def _measured(experiment: Experiment, measure: str | None) -> Shards:
         return Shards(nothing, {}, None, None, text=False)
     test = datasets.from_file(measure)
     return Shards(nothing, {"test": lambda: chunks(test)}, None, None, text=False)
+
+
+def _with_silos(measured: Measure | None, silos: Silos) -> Measure:
+    """The server's own evaluation, and those that silos send."""
+
+    def measure(
+        x: Tensor, buffers: tuple[Tensor, ...], step: int, /
+    ) -> Mapping[str, Mapping[str, Any]]:
+        own = measured(x, buffers, step) if measured is not None else {}
+        return {**own, **silos.evaluated(x, buffers, step // silos.steps)}
+
+    return measure
 
 
 def _tried(measured: Measure | None, goal: Model, parts: Parts, file: str | None) -> Measure | None:

@@ -9,6 +9,13 @@
     [limits]                                 # see `fafed.silos.limits`
     min_batch_size = 64
 
+    [model]
+    keep = true                              # whether the silo takes the final model of a run
+
+    [evaluate]                               # without it, no evaluation leaves the silo
+    share = 0.2                              # held out from the rows to train on
+    send = ["loss", "accuracy"]              # the numbers that may leave
+
 The file stays on the silo. The server learns no path and no example, only the number of examples.
 `share = true` takes this client's share of the experiment's own data, for a local federation.
 """
@@ -18,22 +25,26 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
 from fafed import data as datasets
 from fafed.core import tree
-from fafed.data.sources.examples import Examples, Source
+from fafed.data.client_test import held_out_of
+from fafed.data.loading import open_data
+from fafed.data.sources.examples import Source
 from fafed.errors import ConfigError, DataError
 from fafed.experiments.assemble import held_out, shard, sizes
 from fafed.experiments.config import Experiment, Part
 from fafed.silos.limits import Limits, Refusal
+from fafed.training.evaluation import Part as EvaluationPart
+from fafed.training.evaluation import chunked
 
 
 class SiteData(Part):
-    folder: str | None = None  # one .npz, .safetensors or .parquet file (and perhaps a test file)
+    folder: str | None = None  # one .npz, .safetensors, .parquet or .csv file, perhaps a test file
     function: str | None = None  # "module:function" returning ([(inputs, targets)], None)
     options: dict[str, Any] = Field(default_factory=dict)  # for the function
     share: bool = False  # the client's share of the experiment's own data
@@ -46,12 +57,35 @@ class SiteData(Part):
         return self
 
 
+class SiteModel(Part):
+    keep: bool = True  # whether the silo takes the final model of a run, see `final_model`
+
+
+class Evaluate(Part):
+    """What the silo measures of the server's model on rows of its own, and what of it may leave."""
+
+    share: float = Field(default=0.0, ge=0, lt=1, strict=False)  # 0: the experiment's client_test
+    send: list[str] = Field(default_factory=list)  # "loss", and metrics of the experiment
+    min_rows: int = Field(default=20, ge=1)  # with fewer rows held out, nothing leaves
+
+
+class SiloData(NamedTuple):
+    """What a silo draws batches from, and what it evaluates on."""
+
+    source: Source
+    text: bool
+    test: EvaluationPart | None  # the rows that are held out
+    test_rows: int
+
+
 class Site(Part):
     folder: Path = Field(strict=False)
     allow: list[str]
     data: SiteData
     limit: int = Field(default=16 * 2**30, ge=1)  # bytes of a message
     limits: Limits = Limits()
+    model: SiteModel = SiteModel()
+    evaluate: Evaluate = Evaluate()
 
     @classmethod
     def read(cls, path: Path) -> Site:
@@ -71,6 +105,7 @@ class Site(Part):
 
     def check(self, experiment: Experiment, clients: int) -> None:
         """Refuse code that is not on the allow-list, and what exceeds the machine's limits."""
+        refuse_epochs(experiment)
         for what, name in self._code(experiment):
             if name not in self.allow:
                 raise Refusal(
@@ -85,11 +120,21 @@ class Site(Part):
             yield "algorithm", experiment.algorithm.name
         if ":" in experiment.loss:
             yield "loss", experiment.loss
+        for name in experiment.metrics:
+            if ":" in name and name in self.evaluate.send:
+                yield "metric", name
         if self.data.share:
             yield from _data(experiment)
 
-    def source(self, experiment: Experiment, client: int, clients: int) -> tuple[Source, bool]:
-        """The data that this client draws batches from, and whether it is text."""
+    def sends(self, experiment: Experiment, found: SiloData) -> list[str]:
+        """The numbers about the server's model that leave the silo."""
+        if found.test is None or found.test_rows < self.evaluate.min_rows:
+            return []
+        known = ["loss", *experiment.metric_names(text=found.text)]
+        return [name for name in known if name in self.evaluate.send]
+
+    def load(self, experiment: Experiment, client: int, clients: int) -> SiloData:
+        """The data of this client."""
         if self.data.share:
             shards = shard(experiment)
             if len(shards.source.examples) != clients:
@@ -97,7 +142,9 @@ class Site(Part):
                     f"the experiment's data has {len(shards.source.examples)} clients, but there "
                     f"are {clients} silos: use as many"
                 )
-            return shards.source, shards.text
+            shared = shards.client_test[client] if shards.client_test else None
+            count = sum(len(tree.leaves(one.data)[0]) for one in shared()) if shared else 0
+            return SiloData(shards.source, shards.text, shared, count)
         own = (
             datasets.from_folder(self.data.folder)
             if self.data.folder
@@ -105,19 +152,34 @@ class Site(Part):
         )
         if len(own.clients) != 1:
             raise DataError(f"the silo's data has {len(own.clients)} clients: a silo is one")
-        (pool,) = own.clients
-        rows, _ = held_out(
-            len(tree.leaves(pool)[0]), experiment.data.validation, experiment.seed + client
-        )
+        source, *_ = open_data(own.clients, **sizes(experiment))
+        (n,) = source.examples
+        rows, _ = held_out(n, experiment.data.validation, experiment.seed + client)
+        share = self.evaluate.share or experiment.data.client_test
+        test: EvaluationPart | None = None
+        held = np.zeros(0, np.int64)
+        if share:
+            rows, held = held_out_of(rows, share, experiment.seed, client)
+            test = chunked(source.part(held), experiment.eval_batch_size)
         self.limits.check_rows(experiment, experiment.algorithm_object(1), len(rows))
         # Draws depend on the client's number. So every other client is a stand-in of one row.
         parts = [rows if i == client else np.zeros(1, np.int64) for i in range(clients)]
-        return Examples(pool, parts, **sizes(experiment)), False
+        return SiloData(source.with_parts(parts), False, test, len(held))
+
+
+def refuse_epochs(experiment: Experiment) -> None:
+    """A silo does not know how many examples the others have."""
+    if experiment.local_epochs is not None:
+        raise Refusal(
+            f"local_epochs = {experiment.local_epochs} needs the sizes of all clients' data, which "
+            "silos do not share: give local_steps"
+        )
 
 
 def check_server(experiment: Experiment, allow: Sequence[str], *, shares_data: bool) -> None:
     """Refuse code that may not run on the server, which builds the experiment, too. fafed's own
     code may always run."""
+    refuse_epochs(experiment)
     own = [("model", experiment.model.name), ("algorithm", experiment.algorithm.name)]
     own += [("loss", experiment.loss), *(("metric", name) for name in experiment.metrics)]
     found = [(what, name) for what, name in own if ":" in name]
@@ -131,6 +193,6 @@ def check_server(experiment: Experiment, allow: Sequence[str], *, shares_data: b
 
 def _data(experiment: Experiment) -> Iterator[tuple[str, str]]:
     """The data that the experiment would read if its own data were used."""
-    for what in ("function", "folder"):
+    for what in ("function", "folder", "collate"):
         if (name := getattr(experiment.data, what)) is not None:
             yield f"data {what}", name

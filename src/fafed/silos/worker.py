@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,20 +23,22 @@ from fafed import __version__, files
 from fafed.core import tree
 from fafed.core.algorithm import AnyAlgorithm, Exchange, HasX, exchanges_of_round
 from fafed.data.checks import check_labels
-from fafed.data.sources.examples import ClientBatches, Source
+from fafed.data.sources.examples import Source
 from fafed.engines.base import ClientState, NotFinite
 from fafed.engines.client import Oracle, check, visit
 from fafed.errors import FafedError
 from fafed.experiments import assemble
 from fafed.experiments.config import Experiment
+from fafed.files import Json
 from fafed.objectives.base import Memory
 from fafed.objectives.module import Model
-from fafed.silos import memory, messages, payload
+from fafed.silos import final_model, memory, messages, payload
 from fafed.silos.audit import Audit, logged
 from fafed.silos.limits import Budget, Refusal
 from fafed.silos.messages import EMPTY, Content, ExchangeId, Facts, Message, Packed, Refused
-from fafed.silos.site import Site
+from fafed.silos.site import SiloData, Site
 from fafed.silos.state_store import Lost, Store
+from fafed.training.evaluation import Evaluator
 
 log = logging.getLogger("fafed")
 
@@ -54,6 +58,9 @@ class Part(NamedTuple):
     experiment: Experiment
     source: Source
     goal: Model
+    evaluator: Evaluator | None  # of the numbers that may leave; None: none may
+    sends: list[str]
+    test_rows: int
 
 
 class Worker:
@@ -106,11 +113,16 @@ class Worker:
             place = ExchangeId.from_head(head)
             asked, digest = head["kind"], head["sha256"]
             self.audit.note("received", "server", asked, place, size, digest)
-            if asked not in ("hello", "visit"):
-                raise Refused(f"it is a {asked!r}, expected hello or visit")
+            kinds = {
+                "hello": self._hello,
+                "visit": self._visit,
+                "measure": self._measure,
+                final_model.KIND: self._final,
+            }
+            if asked not in kinds:
+                raise Refused(f"it is a {asked!r}, expected {', '.join(kinds)}")
             request = request._replace(body=payload.shelved(request.body, self.site.folder))
-            work = self._hello if asked == "hello" else self._visit
-            kind, facts, packed = work(request, place, head["facts"])
+            kind, facts, packed = kinds[asked](request, place, head["facts"])
         except (Refused, Refusal) as cause:
             why = messages.clean(cause, 500)
             log.warning("%s: refused the server's message: %s", self.name, why)
@@ -124,7 +136,8 @@ class Worker:
             log.exception("%s: round %d failed", self.name, place.round)
             kind, facts = "failed", {"error": type(cause).__name__}
         answer = messages.write(kind, place, facts, packed)
-        self.audit.note("sent", "server", kind, place, answer.size, packed.digest)
+        told = {"numbers": json.dumps(facts)} if kind == "measured" else {}
+        self.audit.note("sent", "server", kind, place, answer.size, packed.digest, **told)
         return answer
 
     def _hello(
@@ -142,10 +155,37 @@ class Worker:
                 "examples": part.source.examples[plan.client],
                 "units": part.source.units,
                 "epoch_steps": part.source.epoch_steps if share else None,
+                "sends": list(part.sends),
                 "fafed": __version__,
             },
             EMPTY,
         )
+
+    def _measure(
+        self, request: Message, place: ExchangeId, facts: Facts
+    ) -> tuple[str, Facts, Packed]:
+        """Evaluate the server's model on this silo's own rows. Only the numbers that the silo's
+        file names leave it. Each evaluation counts as one look at the rows."""
+        part = self._part(place.run)
+        if part.evaluator is None:
+            raise Refusal(
+                "this silo sends no evaluation: its file has no number for it in [evaluate] send, "
+                "or too few rows are held out; ask who runs the silo"
+            )
+        like = (part.goal.x0, part.goal.start().buffers)
+        found = messages.read(request, place, {"measure": messages.shapes(like)}, self.site.limit)
+        if not self.site.data.share:
+            if not (self._folder(place.run) / "begun").exists():
+                raise Refused("this silo has not seen the beginning of the run")
+            self.budget.spend(place.run, 1.0, self.site.limits)
+        device = part.goal.x0.device
+        tensors = {name: leaf.to(device) for name, leaf in found.tensors.items()}
+        measured = part.evaluator(*tree.unflatten(like, tensors))["test"]
+        numbers = {name: measured[name] for name in part.sends}
+        told: dict[str, Json] = {
+            name: value if math.isfinite(value) else None for name, value in numbers.items()
+        }
+        return "measured", {"examples": part.test_rows, "numbers": told}, EMPTY
 
     def _visit(
         self, request: Message, place: ExchangeId, facts: Facts
@@ -171,8 +211,7 @@ class Worker:
         if not self.site.data.share:
             looks = sum(one.rows.numel() for one in draws if one) / part.source.examples[client]
             self.budget.spend(place.run, looks, self.site.limits)
-        draws = tree.map(lambda leaf: leaf.to(device), draws)
-        batches = ClientBatches(part.source.gather, draws)
+        batches = part.source.batches(draws)
         oracle = Oracle(part.goal, Memory(buffers, state.hidden))
         done = visit(oracle, exchange, down, state.local, batches)
         check(client, done.loss, done.message)
@@ -184,6 +223,15 @@ class Worker:
             "samples": done.samples,
         }
         return "answer", told, messages.pack((done.message, done.buffers))
+
+    def _final(
+        self, request: Message, place: ExchangeId, facts: Facts
+    ) -> tuple[str, Facts, Packed]:
+        if not self.site.model.keep:
+            raise Refusal("this silo does not want the model: its file has keep = false")
+        part, folder = self._part(place.run), self._folder(place.run)
+        final_model.keep(request, place, part.experiment, part.goal, folder, self.site.limit)
+        return final_model.ANSWER, {}, EMPTY
 
     def _check_start(
         self, place: ExchangeId, part: Part, algorithm: AnyAlgorithm, found: object, *, begins: bool
@@ -216,15 +264,17 @@ class Worker:
             experiment = Experiment.from_dict(plan.experiment, "the server's experiment")
             self.site.check(experiment, plan.clients)
             torch.set_num_threads(experiment.threads)
-            source, text = self.site.source(experiment, plan.client, plan.clients)
-            goal = assemble.model(experiment, text=text)
+            found = self.site.load(experiment, plan.client, plan.clients)
+            goal = assemble.model(experiment, text=found.text)
             memory.park(goal, self.site.folder)
-            source = source.to(goal.x0.device, goal.dtype)
-            draws = source.draw(("round",), plan.client, 0, 1)
-            (batch,) = ClientBatches(source.gather, draws)
+            source = found.source.to(goal.x0.device, goal.dtype)
+            (batch,) = source.batches(source.draw(("round",), plan.client, 0, 1))
             goal.probe(batch)
             check_labels(source, [plan.client], goal.classes, goal.averaged.ignored)
-            self.parts = {run: Part(plan, experiment, source, goal)}
+            sends = self.site.sends(experiment, found)
+            measure = _evaluator(experiment, goal, found, sends)
+            part = Part(plan, experiment, source, goal, measure, sends, found.test_rows)
+            self.parts = {run: part}
             self.algorithms = {}
         return self.parts[run]
 
@@ -251,6 +301,19 @@ class Worker:
         except OSError as cause:
             raise FafedError(f"{folder} cannot be made: {cause}") from cause
         return folder
+
+
+def _evaluator(
+    experiment: Experiment, goal: Model, found: SiloData, sends: Sequence[str]
+) -> Evaluator | None:
+    """What computes the numbers that leave, tried once."""
+    if not sends or found.test is None:
+        return None
+    metrics = assemble.chosen(experiment, text=found.text)
+    sent = {name: metric for name, metric in metrics.items() if name in sends}
+    made = Evaluator(goal, {"test": found.test}, sent, workers=1, threads=experiment.threads)
+    made.check()
+    return made
 
 
 def unable(head: bytes, cause: Exception) -> Message:

@@ -1,1 +1,1 @@
-"""The round loop, participation, evaluation, and `fafed.train`."""
+"""The round loop, participation, evaluation, and the builder of every run."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from fafed.core.algorithm import Algorithm, AnyAlgorithm
-from fafed.data.checks import check_labels
-from fafed.data.sources.examples import ClientBatches, Source
+from fafed.data.checks import check_labels, check_numbers, check_sizes
+from fafed.data.sources.examples import Shuffled, Source
+from fafed.engines.base import Engine
 from fafed.engines.distributed import Distributed
 from fafed.engines.ranks import Ranks
 from fafed.engines.simulation import Simulation
@@ -16,20 +18,23 @@ from fafed.objectives import module as objectives
 from fafed.objectives.base import Objective
 from fafed.objectives.function import Function
 from fafed.privacy.options import LEAST_SILOS, Privacy, quorum
+from fafed.training.baselines import Alone, check_baseline, pooled
 from fafed.training.cohort import Cohort, Participation
 from fafed.training.loop import Run, check_lengths
 from fafed.training.private import private_parts
+
+MakeEngine = Callable[[AnyAlgorithm], Engine]  # of the algorithm that is bound to the model
 
 
 def build(
     algorithm: AnyAlgorithm,
     objective: objectives.Model | Function,
-    source: Source,
+    source: Source | None,
     *,
     rounds: int,
     local_steps: int,
     seed: int = 0,
-    engine: str = "auto",
+    engine: str | MakeEngine = "auto",
     weights: str | Sequence[float] = "uniform",
     participation: Participation = 1.0,
     failure: float = 0.0,
@@ -39,66 +44,122 @@ def build(
     threads: int = 1,
     ranks: Ranks | None = None,
     privacy: Privacy | None = None,
+    baseline: str | None = None,
+    check_state: bool = False,
 ) -> Run:
-    """A run in simulation or on several ranks. Everything is checked here: what cannot work is
-    refused now, not in round 300."""
-    if not isinstance(algorithm, Algorithm):
-        raise ConfigError(
-            f"algorithm must be an object such as fafed.FAFED(eta=0.01), got {algorithm!r}"
-        )
-    source = source.to(objective.x0.device, getattr(objective, "dtype", objective.x0.dtype))
-    if isinstance(objective, objectives.Model):
-        (batch,) = ClientBatches(source.gather, source.draw(("round",), 0, 0, 1))
-        objective.probe(batch)
-        clients, ignored = range(len(source.examples)), objective.averaged.ignored
-        check_labels(source, clients, objective.classes, ignored)
+    """A run in simulation, on several ranks, or on an engine of the caller. Everything is checked
+    here: what cannot work is refused now, not in round 300.
+
+    engine: the name of a back end, or a function that makes the engine. Such an engine has its own
+    clients and weights. Then `source` is None; weights, workers, threads and ranks are not used.
+    baseline: see `fafed.training.baselines`.
+    """
+    check_algorithm(algorithm)
     check_lengths(rounds, local_steps)
-    algorithm = algorithm.bind_model(objective.shapes).bind_run(rounds, local_steps)
-    population = len(source.examples)
     privacy = privacy or Privacy()
-    options = {"quorum": quorum} if privacy.secure else {}
-    cohort = Cohort(population, participation=participation, failure=failure, seed=seed, **options)
-    if privacy.secure:
-        check_secure(cohort)
-    goal: Objective = objective
     budget = None
-    if privacy.level is not None:
-        goal, source, budget = private_parts(
-            privacy,
-            algorithm,
-            objective,
+    secure: dict[str, Any] = {"quorum": quorum} if privacy.secure else {}
+    bound = algorithm.bind_model(objective.shapes).bind_run(rounds, local_steps)
+    if callable(engine):
+        made = engine(bound)
+        population = made.population
+        who = Cohort(population, participation=participation, failure=failure, seed=seed, **secure)
+    else:
+        assert source is not None, "a back end needs the clients' data"
+        population = len(source.examples)
+        who = Cohort(population, participation=participation, failure=failure, seed=seed, **secure)
+        source = _checked(source, objective)
+        check_baseline(baseline, source)
+        if baseline is not None:
+            if privacy != Privacy():
+                raise ConfigError(
+                    f"baseline = {baseline!r} has no privacy options: take them out of one of both"
+                )
+            assert isinstance(source, Shuffled)
+            if ranks is not None and baseline == "local":
+                raise ConfigError("baseline='local' runs in one process: leave out torchrun")
+            alone = partial(
+                build,
+                algorithm,
+                objective,
+                rounds=rounds,
+                seed=seed,
+                engine=engine,
+                threads=threads,
+            )
+            if baseline == "pooled":
+                one, steps = pooled(source, local_steps, len(who.invited(1)))
+                return alone(
+                    one,
+                    local_steps=steps,
+                    measure=measure,
+                    measure_every=measure_every,
+                    workers=workers,
+                    ranks=ranks,
+                )
+            return Alone(
+                source,
+                partial(alone, local_steps=local_steps, workers=1),
+                measure=measure,
+                measure_every=measure_every,
+                workers=workers,
+                threads=threads,
+            )
+        if privacy.secure:
+            check_secure(who)
+        goal: Objective = objective
+        if privacy.level is not None:
+            goal, source, budget = private_parts(
+                privacy,
+                bound,
+                objective,
+                source,
+                who,
+                rounds=rounds,
+                local_steps=local_steps,
+                engine=engine,
+                seed=seed,
+            )
+            engine = "loop"
+        simulation = Simulation(
+            bound,
+            goal,
             source,
-            cohort,
-            rounds=rounds,
-            local_steps=local_steps,
+            weights=weights_of(weights, source.examples),
+            steps=local_steps,
             engine=engine,
+            workers=workers,
+            threads=threads,
+            encoding=privacy.encoding() if privacy.secure else None,
             seed=seed,
         )
-        engine = "loop"
-    simulation = Simulation(
-        algorithm,
-        goal,
-        source,
-        weights=weights_of(weights, source.examples),
-        steps=local_steps,
-        engine=engine,
-        workers=workers,
-        threads=threads,
-        encoding=privacy.encoding() if privacy.secure else None,
-        seed=seed,
-    )
+        made = simulation if ranks is None else Distributed(simulation, ranks)
     return Run(
-        algorithm,
-        simulation if ranks is None else Distributed(simulation, ranks),
+        bound,
+        made,
         objective.x0,
         objective.start().buffers,
         rounds=rounds,
         local_steps=local_steps,
-        cohort=cohort,
+        cohort=who,
         measure=measure,
         measure_every=measure_every,
+        check_state=check_state,
         budget=budget,
     )
+
+
+def _checked(source: Source, objective: objectives.Model | Function) -> Source:
+    """The source on the model's device. Data that cannot work are refused."""
+    check_sizes(source)
+    source = source.to(objective.x0.device, getattr(objective, "dtype", objective.x0.dtype))
+    if isinstance(objective, objectives.Model):
+        (batch,) = source.batches(source.draw(("round",), 0, 0, 1))
+        everyone = range(len(source.examples))
+        check_numbers(source, everyone)
+        objective.probe(batch)
+        check_labels(source, everyone, objective.classes, objective.averaged.ignored)
+    return source
 
 
 def check_secure(cohort: Cohort) -> None:
@@ -110,6 +171,13 @@ def check_secure(cohort: Cohort) -> None:
                 f"privacy.secure: a secure sum needs at least {LEAST_SILOS} clients, round {round} "
                 f"has {len(cohort.invited(round))}: use more clients, or a higher participation"
             )
+
+
+def check_algorithm(algorithm: object) -> None:
+    if not isinstance(algorithm, Algorithm):
+        raise ConfigError(
+            f"algorithm must be an object such as fafed.FAFED(eta=0.01), got {algorithm!r}"
+        )
 
 
 def weights_of(weights: str | Sequence[float], examples: Sequence[int]) -> list[float]:

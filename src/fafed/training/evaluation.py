@@ -11,14 +11,18 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fafed.core import tree
+from fafed.core import randomness, tree, vectors
+from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.batch import Batch
 from fafed.core.records import MOST_CLIENTS, higher_is_better, summary
+from fafed.core.schedules import Rate, Schedule, at
 from fafed.data.client_test import part_name
-from fafed.data.sources.examples import Columns
+from fafed.data.sources.examples import Columns, Source
+from fafed.data.sources.lazy import LazyPart
+from fafed.engines.client import Oracle
 from fafed.engines.worker_pool import WorkerPool
 from fafed.errors import ConfigError, FafedError
-from fafed.objectives.base import Metric, Totals
+from fafed.objectives.base import Memory, Metric, Totals
 from fafed.objectives.metrics import as_mean, bound, has_state, one_number
 from fafed.objectives.module import Model
 
@@ -28,6 +32,68 @@ EVAL_BATCH_SIZE = 1000  # examples in one forward pass
 EVAL_MAPPING_SIZE = 50  # the same if batches are mappings
 PROBED = 8  # examples that metrics are tried on before the first round
 K = TypeVar("K")
+
+
+class Personal:
+    """The models of clients that have adapted the server's model to their own data.
+
+    A client makes some SGD steps from the server's model, on batches of its own training data.
+    These batches are drawn apart from those of the run, so nothing in the run changes. Clipping,
+    weight decay and buffers are as in a local step of the run. If the step size is a schedule, all
+    these steps have that of the last step before the evaluation.
+    """
+
+    def __init__(self, source: Source, steps: int, eta: Rate, seed: int) -> None:
+        self.source, self.steps, self.eta, self.seed = source, steps, eta, seed
+        self.drawn: Source | None = None
+
+    def model(
+        self, objective: Model, client: int, x: Tensor, buffers: tuple[Tensor, ...], step: int
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The client's vector and buffers. The server's model has made `step` local steps."""
+        draws = self._source().draw(("round",), client, step, self.steps)
+        batches = [objective.here(one) for one in self._source().batches(draws)]
+        oracle = Oracle(objective, Memory(buffers))
+        rate = at(self.eta, torch.tensor(max(1, step)))
+        for batch in batches:
+            x = vectors.step(x, rate, oracle(x, batch))
+        return x, oracle.after.buffers
+
+    def _source(self) -> Source:
+        if self.drawn is None:  # now, not earlier: the data may have moved to another device
+            key = int(randomness.keys("personalise", self.seed))
+            self.drawn = self.source.with_seed(key)
+        return self.drawn
+
+
+def personal(
+    algorithm: AnyAlgorithm,
+    source: Source,
+    tests: Sequence[object],
+    steps: int,
+    eta: Rate | None,
+    seed: int,
+    *,
+    rounds: int,
+    local_steps: int,
+) -> Personal | None:
+    """What `personalise` asks for, if it does. Without `eta`, the step size is the algorithm's."""
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
+        raise ConfigError(f"personalise must be a number of local steps, got {steps!r}")
+    if steps and not tests:
+        raise ConfigError(
+            f"personalise={steps} needs test data of each client: give client_test, such as 0.2"
+        )
+    rate = getattr(algorithm, "eta", None) if eta is None else eta
+    if not steps:
+        return None
+    if isinstance(rate, Schedule):
+        rate = rate.bound(rounds * local_steps)
+    elif not callable(rate) and not (isinstance(rate, int | float) and rate > 0):
+        raise ConfigError(
+            f"personalise={steps} needs a step size above 0, got {rate!r}: give personalise_eta"
+        )
+    return Personal(source, steps, rate, seed)
 
 
 class Evaluator:
@@ -47,11 +113,13 @@ class Evaluator:
         metrics: Mapping[str, Metric],
         *,
         clients: Sequence[Part] = (),
+        personal: Personal | None = None,
         workers: int | None = None,
         threads: int = 1,
     ) -> None:
-        """clients: the test data of each client."""
-        self.objective, self.parts = objective, parts
+        """clients: the test data of each client. personal: how they adapt the model, if they do."""
+        self.personal = personal
+        self.objective, self.parts = objective, dict(parts)
         self.clients = dict(enumerate(clients))
         self.worker_pool = WorkerPool(workers, threads)
         self.means: dict[str, Callable[..., Any]] = {}
@@ -96,19 +164,57 @@ class Evaluator:
         self, x: Tensor, buffers: tuple[Tensor, ...], step: int
     ) -> dict[str, Mapping[str, Any]]:
         found = {"clients_test": self._of_parts(x, buffers, self.clients)}
+        if self.personal is not None:
+            jobs = (
+                (i, partial(self._personal, self.personal, i, x, buffers, step))
+                for i in self.clients
+            )
+            found["personalised"] = self._collected(self.clients, jobs)
         result: dict[str, Mapping[str, Any]] = {}
         values: dict[str, dict[str, list[float]]] = {}
         for part, own in found.items():
             columns = {name: [one[name] for one, _ in own.values()] for name in self.names}
             examples = [count for _, count in own.values()]
-            result[part] = {
-                name: summary(column, examples, higher=self.higher[name])
-                for name, column in columns.items()
-            }
+            result[part] = self._summaries(columns, examples)
             values[part] = columns
         if len(self.clients) <= MOST_CLIENTS:
             result["client_values"] = values
         return result
+
+    def of_models(
+        self, models: Sequence[tuple[Tensor, tuple[Tensor, ...]]]
+    ) -> dict[str, Mapping[str, Any]]:
+        """For clients with a model each: means over the models on the common data, and a summary
+        of each model on its client's own test data."""
+
+        def jobs() -> Iterator[tuple[tuple[int, str], Callable[[], Totals]]]:
+            for i, (x, buffers) in enumerate(models):
+                own = {"clients_test": self.clients[i]} if self.clients else {}
+                for name, part in (self.parts | own).items():
+                    yield (i, name), partial(self._totals, x, buffers, part())
+
+        names = [*self.parts, *(["clients_test"] if self.clients else [])]
+        keys = [(i, name) for i in range(len(models)) for name in names]
+        found = self._collected(keys, jobs())
+        result: dict[str, Mapping[str, Any]] = {}
+        values: dict[str, dict[str, list[float]]] = {}
+        for part in names:
+            own = [found[i, part] for i in range(len(models))]
+            values[part] = {name: [one[name] for one, _ in own] for name in self.names}
+            over = self._summaries(values[part], [count for _, count in own])
+            means = {name: one["mean"] for name, one in over.items()}
+            result[part] = over if part == "clients_test" else means
+        if len(models) <= MOST_CLIENTS:
+            result["client_values"] = values
+        return result
+
+    def _summaries(
+        self, columns: Mapping[str, Sequence[float]], examples: Sequence[int]
+    ) -> dict[str, dict[str, float]]:
+        return {
+            name: summary(column, examples, higher=self.higher[name])
+            for name, column in columns.items()
+        }
 
     def _of_parts(
         self, x: Tensor, buffers: tuple[Tensor, ...], parts: Mapping[K, Part]
@@ -124,6 +230,12 @@ class Evaluator:
                     yield key, partial(self._totals, x, buffers, job)
 
         return self._collected(parts, jobs())
+
+    def _personal(
+        self, personal: Personal, client: int, x: Tensor, buffers: tuple[Tensor, ...], step: int
+    ) -> Totals:
+        own = personal.model(self.objective, client, x, buffers, step)
+        return self._totals(*own, self.clients[client]())
 
     def _totals(self, x: Tensor, buffers: tuple[Tensor, ...], batches: Iterable[Batch]) -> Totals:
         keep = bool(self.whole or self.stateful)
@@ -220,13 +332,22 @@ def evaluator(
     metrics: Mapping[str, Metric],
     *,
     clients: Sequence[Part] = (),
+    personal: Personal | None = None,
     workers: int | None = None,
     threads: int = 1,
 ) -> Evaluator | None:
     """An `Evaluator`; None without data."""
     if not parts and not clients:
         return None
-    return Evaluator(objective, parts, metrics, clients=clients, workers=workers, threads=threads)
+    return Evaluator(
+        objective,
+        parts,
+        metrics,
+        clients=clients,
+        personal=personal,
+        workers=workers,
+        threads=threads,
+    )
 
 
 def chunks(data: Columns, size: int | None = None) -> Iterator[Batch]:
@@ -240,11 +361,11 @@ def chunks(data: Columns, size: int | None = None) -> Iterator[Batch]:
         yield Batch(tree.take(data, slice(i, i + size)), key, fresh)
 
 
-def chunked(data: Columns, size: int | None = None) -> Part:
+def chunked(data: Columns | LazyPart, size: int | None = None) -> Part:
     """A dataset in order, as a part of an evaluation."""
     if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
         raise ConfigError(f"eval_batch_size must be a positive integer, got {size!r}")
-    return partial(chunks, data, size)
+    return data.with_size(size) if isinstance(data, LazyPart) else partial(chunks, data, size)
 
 
 def _with_key(key: K, job: Callable[[], Totals]) -> tuple[K, Totals]:
@@ -254,7 +375,7 @@ def _with_key(key: K, job: Callable[[], Totals]) -> tuple[K, Totals]:
 def _few(part: Part) -> Iterator[Batch]:
     """A few examples of the first batch."""
     for batch in part():
-        yield batch._replace(data=tree.take(batch.data, slice(PROBED)))
+        yield batch._replace(data=tree.take(batch.data, slice(PROBED)), examples=None)
         return
 
 

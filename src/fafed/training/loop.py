@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -89,6 +90,8 @@ def check_lengths(rounds: object, local_steps: object, measure_every: object = 1
 class Run:
     """One algorithm on one engine, round after round."""
 
+    budget: Budget | None = None  # of privacy
+
     def __init__(
         self,
         algorithm: AnyAlgorithm,
@@ -117,7 +120,6 @@ class Run:
         self.measure_every = measure_every
         self.check_state = check_state
         self.budget = budget
-        self.last_round = budget.affordable(rounds) if budget else rounds
         self.state = State(algorithm.init(x0), buffers, 0, (), Totals())
         self.underway = False  # whether a round is running that an exception would undo
         if algorithm.population not in (None, engine.population):
@@ -135,15 +137,23 @@ class Run:
             )
 
     def __iter__(self) -> Iterator[Record]:
-        while self.state.round < self.last_round:
-            yield self.round()
-        if self.last_round < self.rounds and self.budget is not None:
+        try:
+            while self.state.round < self.last_round:
+                yield self.round()
+        finally:
+            self.engine.close()
+        if self.budget is not None and self.last_round < self.rounds:
             log.warning(
                 "stopped after round %d of %d: one more would pass max_epsilon = %g",
                 self.last_round,
                 self.rounds,
                 self.budget.max_epsilon,
             )
+
+    @cached_property
+    def last_round(self) -> int:
+        """The last round that is made. A privacy budget may end before the run does."""
+        return self.rounds if self.budget is None else self.budget.affordable(self.rounds)
 
     def round(self) -> Record:
         """Make one round. On an error the state remains that of the round before."""

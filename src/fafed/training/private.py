@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from fafed.core.algorithm import AnyAlgorithm
-from fafed.data.sources.examples import ClientBatches, Examples, Source
+from fafed.data.sources.examples import Examples, Source
 from fafed.data.sources.poisson import Poisson
 from fafed.engines.private import Private
 from fafed.errors import ConfigError
@@ -62,11 +62,12 @@ def private_parts(
     draws = rounds * (local_steps + 2) * len(source.examples)
     sampled = Poisson(source, lru_cache(lambda n, rate: cap(n, rate, draws, delta)))
     shown = Private(objective, noise=noise, clip=clip, seed=seed)
-    (batch,) = ClientBatches(sampled.gather, sampled.draw(("round",), 0, 0, 1))
+    (batch,) = sampled.batches(sampled.draw(("round",), 0, 0, 1))
     shown.choose(batch)
     population = len(source.examples)
+    costs = round_costs(algorithm, objective.x0, local_steps, population)
     accountant = Accountant(
-        round_costs(algorithm, objective.x0, local_steps, population),
+        costs.times(shown.evaluations),
         [sampled.rates(client) for client in range(population)],
         noise=noise,
         delta=delta,

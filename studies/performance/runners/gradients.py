@@ -54,8 +54,9 @@ def ours(folder: Path) -> Work:
     groups = [group for group in groups if len(group) == size]
     batches = []
     for i in range(DIFFERENT):
-        rows, keys, fresh = source.draw_stacked(("round",), groups[i % len(groups)], 0, 1).round
-        batches.append((source.gather(rows[:, 0]), keys[:, 0], fresh[:, 0]))
+        drawn = source.draw_stacked(("round",), groups[i % len(groups)], 0, 1).round
+        first = type(drawn)(*(part[:, 0] for part in drawn))
+        batches.append((source.gather(first), first.key, first.fresh))
     memory = objective.start()
     if engine.name == "loop":
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fafed.data.sources.examples import ClientBatches, Examples
+from fafed.data.sources.examples import Examples
 from fafed.data.sources.poisson import Poisson
 from fafed.errors import FafedError
 
@@ -62,12 +62,12 @@ def test_one_example_more_changes_no_other_draw():
 
 def test_a_batch_knows_its_expected_size():
     own = source(anchor=20)
-    (batch,) = ClientBatches(own.gather, own.draw(("round",), 1, 3, 1))
+    (batch,) = own.batches(own.draw(("round",), 1, 3, 1))
     data, rows, expected = batch.data
     assert int(expected) == 8
     real = rows >= 0
     assert torch.equal(data[1][real], rows[real])
-    batches = ClientBatches(own.gather, own.draw(("anchor", "full"), 1, 3, 1))
+    batches = own.batches(own.draw(("anchor", "full"), 1, 3, 1))
     assert int(batches.anchor.data.expected) == 20
     assert int(batches.full.data.expected) == 40
     assert set(batches.full.data.rows.tolist()) == set(range(40, 80))
@@ -77,7 +77,7 @@ def test_a_batch_knows_its_expected_size():
 def test_a_client_with_fewer_examples_than_a_batch_gives_all():
     own = source(n=5, b=8, most=5)
     assert own.rates(0)["round"] == 1.0
-    (batch,) = ClientBatches(own.gather, own.draw(("round",), 0, 0, 1))
+    (batch,) = own.batches(own.draw(("round",), 0, 0, 1))
     assert batch.data.rows.tolist() == list(range(5))
     assert int(batch.data.expected) == 5
 

@@ -21,6 +21,12 @@ ALGORITHMS = {
     "fedavg, decreasing": fafed.FedAvg(eta=POWER),
     "fedadam": fafed.FedAdam(eta=0.05),
     "fedams": fafed.FedAMS(eta=0.05),
+    "fedcm": fafed.FedCM(eta=0.05, alpha=0.3),
+    "scaffoldm": fafed.SCAFFOLDM(eta=0.05, alpha=0.3),
+    "fedexp": fafed.FedExP(eta=0.05),
+    "diloco, sgd": fafed.DiLoCo(eta=0.05, inner="sgd"),
+    "fedavg, linear": fafed.FedAvg(eta=fafed.schedules.Linear(0.05, warmup=0.3)),
+    "fedavg, own": fafed.FedAvg(eta=lambda t: 0.05 / t),
     "scaffold": fafed.SCAFFOLD(eta=0.05),
     "scaffold, full": fafed.SCAFFOLD(eta=0.05, wire="full", control="batch"),
     "stem": fafed.STEM(eta=0.05, alpha=0.3),
@@ -34,6 +40,11 @@ OTHER_STEPS = {
     "no old gradient": fafed.FAFED(eta=0.005, rho=0.1, old_grad_scale=0.0),
     "global": fafed.FAFED(eta=0.005, rho=0.1, adaptivity="global"),
     "fedprox": fafed.FedProx(eta=0.05),
+    "feddyn": fafed.FedDyn(eta=0.05, mu=1.0),
+    "diloco": fafed.DiLoCo(eta=0.005),
+    "fedadamw": fafed.FedAdamW(eta=0.005),
+    "fedlada": fafed.FedLADA(eta=0.005),
+    "fedmuon": fafed.FedMuon(eta=0.005),
 }
 
 

@@ -12,6 +12,7 @@ import torch
 from silo_tools import final
 from small import experiment, write_data, write_experiment
 
+import fafed as fafed_package
 from fafed.errors import ConfigError
 from fafed.experiments.config import Experiment
 from fafed.experiments.execute import execute
@@ -91,6 +92,11 @@ def test_real_processes_give_the_numbers_of_the_loop_engine(tmp_path):
         here, there = final(RunDir(tmp_path / one.algorithm.name)), final(place)
         torch.testing.assert_close(here, there, rtol=1e-6, atol=1e-7)
         assert place.records()[-1].test["accuracy"] > 0
+        wanted = fafed_package.load(place.path).state_dict()
+        for name in SILOS:
+            (own,) = (flower.folder / f"kept-{name}" / "runs").glob(f"{one.digest[:12]}-*")
+            got = fafed_package.load(own).state_dict()
+            assert all(torch.equal(wanted[key], leaf) for key, leaf in got.items())
     the_audit_files_agree(flower, RunDir.for_experiment(fafed, flower.folder / "runs"))
 
 
@@ -102,7 +108,9 @@ def the_audit_files_agree(flower: Flower, place: RunDir) -> None:
         wanted = (name, "received")
         received = [x["sha256"] for x in theirs if (x["peer"], x["direction"]) == wanted]
         assert received == sent
-        assert len(received) == 4  # hello, the opening, two rounds
+        assert len(received) == 5  # hello, the opening, two rounds, the final model
+        (kept,) = [one for run in _runs(theirs) for one in own if one["run"] == run][-1:]
+        assert (kept["direction"], kept["kind"]) == ("sent", "kept")
         assert f"records-{name}" not in (place.path / "audit.jsonl").read_text()
 
 

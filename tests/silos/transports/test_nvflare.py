@@ -111,7 +111,7 @@ def history(place, silos):
         found = json.loads(line)
         if not found["round"]:
             continue
-        if found["direction"] == "sent":
+        if found["kind"] == "visit":
             attempts.setdefault((found["round"], found["attempt"]), set())
         elif found["kind"] == "answer":
             attempts[found["round"], found["attempt"]].add(silos.index(found["peer"]))

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fafed.core import randomness, tree
-from fafed.core.batch import Draw
-from fafed.data.sources.examples import BatchSize, Drawn, Draws, Examples, Indices
+from fafed.core import randomness
+from fafed.core.batch import Batch, Draw
+from fafed.data.sources.examples import BatchSize, ClientBatches, Drawn, Draws, Examples, Indices
 from fafed.errors import FafedError
 
 
@@ -28,18 +28,19 @@ class Sample(NamedTuple):
     expected: Tensor  # the expected number of examples
 
 
+class _Sampled(ClientBatches):
+    """Batches that count for their expected size. The actual size is nobody's business."""
+
+    def _batch(self, data: Any, drawn: Drawn) -> Batch:
+        return super()._batch(data, drawn)._replace(examples=int(drawn.rows[-1]))
+
+
 class Poisson(Examples):
     """A `Source` of Poisson samples from the same examples."""
 
     def __init__(self, examples: Examples, cap: Callable[[int, float], int]) -> None:
         """cap: the most rows of a batch, from the number of examples and their sampling rate."""
-        super().__init__(
-            examples.pool,
-            examples.parts,
-            batch_size=examples.batch_size,
-            anchor_size=examples.anchor_size,
-            seed=examples.seed,
-        )
+        self.__dict__ |= examples.__dict__  # the data stays where it is
         self.cap = cap
 
     def rates(self, client: int) -> dict[str, float]:
@@ -52,12 +53,16 @@ class Poisson(Examples):
     def _rate(self, client: int, size: BatchSize) -> float:
         return 1.0 if size == "full" else min(1.0, size / self.examples[client])
 
-    def gather(self, rows: Tensor) -> Sample:
-        wanted, expected = rows[..., :-1], rows[..., -1]
-        return Sample(super().gather(wanted.clamp(min=0)), wanted, expected)
+    def gather(self, drawn: Drawn) -> Sample:
+        wanted, expected = drawn.rows[..., :-1], drawn.rows[..., -1]
+        data = super().gather(drawn._replace(rows=wanted.clamp(min=0)))
+        return Sample(data, wanted.to(self.device), expected.to(self.device))
 
-    def pick(self, rows: Tensor) -> Sample:
-        return self.gather(rows)
+    def pick(self, drawn: Drawn) -> Sample:
+        return self.gather(drawn)
+
+    def batches(self, draws: Draws) -> ClientBatches:
+        return _Sampled(self.gather, draws)
 
     def stackable(self, kinds: Sequence[Draw]) -> bool:
         return False
@@ -92,9 +97,11 @@ class Poisson(Examples):
             rows[0, k, : len(chosen)] = chosen
         key = randomness.keys(f"masks {kind}", self.seed, np.asarray([[client]]), at)
         fresh = torch.ones(1, steps, dtype=torch.bool)
-        here = tree.leaves(self.pool)[0].device
-        parts = torch.from_numpy(rows), randomness.tensor(key), fresh
-        return Drawn(*(part.to(here) for part in parts))
+        return Drawn(
+            torch.from_numpy(rows).to(self.rows_device),
+            randomness.tensor(key).to(self.device),
+            fresh.to(self.device),
+        )
 
     def _chosen(self, kind: str, client: int, number: int, n: int) -> Any:
         places: Indices = np.arange(n)

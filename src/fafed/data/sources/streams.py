@@ -63,8 +63,8 @@ class Streams(Source):
         self.tokens = self.tokens.to(device)
         return self
 
-    def gather(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        return self.tokens[rows], self.tokens[rows + 1]
+    def gather(self, drawn: Drawn) -> tuple[Tensor, Tensor]:
+        return self.tokens[drawn.rows], self.tokens[drawn.rows + 1]
 
     def stackable(self, kinds: Sequence[Draw]) -> bool:
         return "full" not in kinds or len(set(self.examples)) == 1

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from fafed.core import tree
 from fafed.core.algorithm import Exchange, HasX
-from fafed.data.sources.examples import ClientBatches
 from fafed.engines.backends.base import Backend, Found
 from fafed.engines.client import Oracle, check, visit
 from fafed.engines.encoded import Answers, EncodedMean
@@ -37,7 +36,7 @@ class Loop(Backend):
     ) -> Found:
         (client,) = group
         _, objective, source, weights, steps = self.task
-        batches = ClientBatches(source.gather, source.draw(exchange.draw, client, step, steps))
+        batches = source.batches(source.draw(exchange.draw, client, step, steps))
         state = states.of_client(client, down.x)
         oracle = Oracle(objective.for_visit(), Memory(buffers, state.hidden))
         found = visit(oracle, exchange, down, state.local, batches)

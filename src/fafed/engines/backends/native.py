@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fafed.core.batch import Batch, Batches
 from fafed.core.gradient import Rates, StormPoint, StormSettings
-from fafed.data.sources.examples import ClientBatches
+from fafed.data.sources.examples import ClientBatches, Drawn
 from fafed.engines.backends.base import CannotRun
 from fafed.engines.backends.vmap import Vmap
 from fafed.engines.client import Oracle
@@ -92,5 +92,5 @@ class Native(Vmap):
     def pays(self) -> bool:
         return True
 
-    def gather(self) -> Callable[[Tensor], Any]:
+    def gather(self) -> Callable[[Drawn], Any]:
         return self.task.source.pick

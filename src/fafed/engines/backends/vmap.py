@@ -15,7 +15,7 @@ from fafed.core import tree
 from fafed.core.algorithm import Exchange, HasX, exchanges_of_round
 from fafed.core.batch import Batch
 from fafed.core.tree import Tree
-from fafed.data.sources.examples import ClientBatches, Draws
+from fafed.data.sources.examples import ClientBatches, Drawn, Draws
 from fafed.engines.backends.base import Backend, CannotRun, Differs, Found
 from fafed.engines.base import ClientState, Sent
 from fafed.engines.client import Oracle, check, visit
@@ -59,6 +59,8 @@ class Vmap(Backend):
     def check_stackable(self) -> None:
         exchanges = exchanges_of_round(self.task.algorithm, opening=True)
         kinds = {kind for exchange in exchanges for kind in exchange.draw}
+        if self.task.source.loop_only is not None:
+            raise CannotRun(self.task.source.loop_only)
         if not self.task.source.stackable(sorted(kinds)):
             raise CannotRun("the clients' batches differ in size")
 
@@ -67,7 +69,7 @@ class Vmap(Backend):
         the machine or its load, so the choice, and with it every digit, is reproducible. Torch
         cannot count the operations of a module that computes its loss itself."""
         _, objective, source, weights, _ = self.task
-        if len(weights) == 1 or objective.fused:
+        if len(weights) == 1 or objective.fused or source.loop_only is not None:
             return False
         draws = tree.map(lambda leaf: leaf.to(objective.x0.device), self._first_draws(0))
         (batch,) = ClientBatches(source.gather, draws)
@@ -76,8 +78,8 @@ class Vmap(Backend):
             objective.evaluate(objective.x0, batch, objective.start())
         return operations.count <= SMALL_GRADIENT
 
-    def gather(self) -> Callable[[Tensor], Any]:
-        """The function that gets the data of some rows."""
+    def gather(self) -> Callable[[Drawn], Any]:
+        """The function that gets the data of some draws."""
         return self.task.source.gather
 
     def groups(self, clients: Sequence[int], states: ClientStates) -> list[list[int]]:

@@ -75,7 +75,7 @@ def server(folder: Path) -> ServerApp:
 
 
 def _told(rounds: int, record: Record) -> None:
-    loss = "" if record.train_loss is None else f", training loss {record.train_loss:.4g}"
+    loss = "" if record.train_loss is None else f", train loss {record.train_loss:.4g}"
     print(f"round {record.round} of {rounds}: {record.clients} silos{loss}", flush=True)
 
 

@@ -1,9 +1,11 @@
-"""Progress of runs: a live display in a terminal, plain lines elsewhere."""
+"""Progress of runs: a bar in a terminal, a line in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
+import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -15,6 +17,8 @@ from fafed.core.records import Record
 from fafed.errors import FafedError
 from fafed.experiments.rundir import RunDir
 
+PAUSE = 0.2  # seconds between two updates of a notebook
+
 
 def facts(record: Record | None) -> str:
     """A record in a few words."""
@@ -22,7 +26,9 @@ def facts(record: Record | None) -> str:
         return "starting"
     parts = []
     if record.train_loss is not None:
-        parts.append(f"loss {record.train_loss:.4f}")
+        parts.append(f"train loss {record.train_loss:.4f}")
+    if "loss" in record.train:
+        parts.append(f"server train loss {record.train['loss']:.4f}")
     if "accuracy" in record.test:
         parts.append(f"accuracy {record.test['accuracy']:.4f}")
     elif "loss" in record.test:
@@ -37,13 +43,17 @@ def facts(record: Record | None) -> str:
 class Display:
     """Progress of one or more runs, as a context manager."""
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    def __init__(self, *, quiet: bool = False, lines: bool = True) -> None:
+        """lines: without a terminal or a notebook, write plain lines."""
         self.console = Console(stderr=True)
+        self.notebook = self.console.is_jupyter and not quiet
         self.live = self.console.is_terminal and not quiet
-        self.quiet = quiet
+        self.quiet = quiet or not (lines or self.live or self.notebook)
+        self.cells: dict[str, Any] = {}  # lines in a notebook
         self.tasks: dict[str, Any] = {}
         self.seen: dict[str, int] = {}
         self.last: dict[str, Record] = {}
+        self.shown = 0.0
         self.bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -77,6 +87,8 @@ class Display:
                 self.tasks[name] = self.bars.add_task(name, total=rounds, facts="")
             done = record.round if record else 0
             self.bars.update(self.tasks[name], completed=done, facts=facts(known))
+        elif self.notebook:
+            self._in_notebook(name, rounds, record, facts(known))
         elif record and record.round != self.seen.get(name):
             self.seen[name] = record.round
             if record.test or record.round == rounds or record.round % max(1, rounds // 10) == 0:
@@ -86,9 +98,25 @@ class Display:
                     flush=True,
                 )
 
+    def _in_notebook(self, name: str, rounds: int, record: Record | None, told: str) -> None:
+        """A line that is replaced as the run goes on. (rich would need ipywidgets for it.)"""
+        display: Any = importlib.import_module("IPython.display").display
+
+        done, now = record.round if record else 0, time.monotonic()
+        if done not in (0, rounds) and now - self.shown < PAUSE:
+            return
+        self.shown = now
+        filled = 24 * done // rounds
+        bar = "━" * filled + "╌" * (24 - filled)
+        line = {"text/plain": f"{name}  {bar}  {done}/{rounds}  {told}"}
+        if name in self.cells:
+            self.cells[name].update(line, raw=True)
+        else:
+            self.cells[name] = display(line, raw=True, display_id=True)
+
     def _with_last_test(self, name: str, record: Record | None) -> Record | None:
         """Between evaluations a bar keeps showing the last one. A line does not."""
-        if record is None or record.test or not self.live:
+        if record is None or record.test or not (self.live or self.notebook):
             if record is not None:
                 self.last[name] = record
             return record

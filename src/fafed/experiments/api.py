@@ -1,0 +1,496 @@
+"""`fafed.start` and `fafed.train`: the functions that most users call.
+
+They are not in `training`, because a run may have a folder, and folders belong to `experiments`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import logging
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fafed.core.algorithm import AnyAlgorithm
+from fafed.core.records import History, Record
+from fafed.core.run_data import RunData
+from fafed.core.schedules import Rate
+from fafed.data.checks import check_measured
+from fafed.data.loading import open_data, steps_of_round
+from fafed.data.sources.examples import BatchSize
+from fafed.data.sources.reader import Loading
+from fafed.errors import ConfigError, FafedError
+from fafed.experiments import model_file, python_run
+from fafed.experiments.assemble import Prepared, counted
+from fafed.experiments.config import Experiment
+from fafed.experiments.execute import Keeper, OnRecord
+from fafed.experiments.execute import rounds as rounds_of
+from fafed.experiments.folder import Folder, Memory
+from fafed.experiments.progress import Display
+from fafed.experiments.rundir import RunDir
+from fafed.experiments.stopping import Stopping
+from fafed.experiments.trackers import Tracker, check_tracker, open_tracker
+from fafed.objectives import module as objectives
+from fafed.objectives.base import Loss, Metric
+from fafed.privacy.options import Privacy
+from fafed.training.build import build, check_algorithm
+from fafed.training.cohort import Participation
+from fafed.training.evaluation import chunked, evaluator, personal
+from fafed.training.loop import Run
+from fafed.training.output import Output
+
+log = logging.getLogger("fafed")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def start(
+    model: nn.Module,
+    clients: Sequence[object],
+    algorithm: AnyAlgorithm,
+    *,
+    rounds: int,
+    local_steps: int | None = None,
+    local_epochs: float | None = None,
+    batch_size: BatchSize = 50,
+    loss: Loss | str = F.cross_entropy,
+    test: object = None,
+    validation: object = None,
+    client_test: float | Sequence[object] | None = None,
+    personalise: int = 0,
+    personalise_eta: Rate | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    output: str = "last",
+    seed: int = 0,
+    engine: str = "auto",
+    weights: str | Sequence[float] = "uniform",
+    participation: Participation = 1.0,
+    failure: float = 0.0,
+    opening_batch_size: BatchSize | None = None,
+    clip: float | None = None,
+    weight_decay: float = 0.0,
+    sam: float = 0.0,
+    privacy: Privacy | None = None,
+    eval_every: int = 1,
+    eval_batch_size: int | None = None,
+    baseline: str | None = None,
+    device: torch.device | str | None = None,
+    workers: int | None = None,
+    threads: int = 1,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    data_workers: int = 1,
+    data_processes: bool = False,
+    cache: int | str | None = None,
+    data_device: torch.device | str | None = None,
+    folder: str | Path | None = None,
+    checkpoint_every: int = 1,
+    track: str | Sequence[str] = (),
+    on_record: OnRecord | Sequence[OnRecord] = (),
+    quiet: bool = False,
+) -> Training:
+    """Start to train `model` over `clients` with `algorithm`. The loop over the rounds is yours.
+
+        run = fafed.start(model, clients, fafed.FedAvg(eta=0.1), rounds=100, folder="runs/mine")
+        for record in run:                          # a record per round
+            if record.test["accuracy"] > 0.9:
+                break                               # stops early; another loop over `run` goes on
+        run.model, run.x, run.history, run.engine   # at any time, also within the loop
+        run.save("model.safetensors")
+
+    `fafed.train` takes the same arguments and runs to the end.
+
+    Arguments
+
+    model: an nn.Module. It is not changed: a copy is trained.
+    clients: for each client a Dataset, a tuple of tensors (inputs, targets), or a mapping of names
+        to tensors such as {"input_ids": ..., "labels": ...}. Tensors stay in memory. A Dataset is
+        read batch by batch (docs/data.md).
+    algorithm: an object such as fafed.FedAvg(eta=0.1). `fafed algorithms` lists them.
+    rounds: how many rounds there are in all, with those that a folder already has.
+    local_steps: steps that each client makes in a round. The default is 10.
+    local_epochs: in place of local_steps. Every client makes the same number of steps: the epochs
+        times the mean number of examples of a client, divided by the batch size, rounded up.
+    batch_size: examples per local step, or "full" for the client's whole data, in order.
+    loss: a function of (outputs, targets), the mean over the batch. If the data are mappings: a
+        function of (output, batch), or "model" for the loss that the model returns. Labels that
+        equal its `ignore_index` do not count in any mean. A batch without other labels has a
+        gradient of zero and no loss. For the details see `help("fafed.objectives.labels")`.
+    test, validation: data like a client's. The server's model is evaluated on them.
+    client_test: test data of each client: a list, or a share of each client's data that is held
+        out, such as 0.2. Records then have `clients_test`: mean, spread and worst over the clients.
+    personalise: also measure each client on its test data after so many SGD steps of its own from
+        the server's model, with the step size `personalise_eta` (None: the algorithm's eta).
+    metrics: name -> a function of (outputs, targets) of the whole test set, an object with update,
+        compute and reset (torchmetrics), or a function marked with `fafed.metrics.mean`: see
+        `help("fafed.metrics")`.
+    output: which model to return: "last", "random_round" (as in theorems), or "best_val" (lowest
+        validation loss).
+    seed: decides every random number: batches, dropout, which clients take part. Not the model's
+        initial values: those are the model's own.
+    engine: the back end: "loop", "vmap", "native" (C), or "auto". Results agree up to rounding.
+    weights: the weight of each client in the mean. "uniform", the default, gives all the same;
+        "examples" weighs by the amount of data, as FedAvg's paper does; or a number per client.
+    participation: which clients take part: a fraction that is drawn in each round, a list of client
+        lists, or a function of the round.
+    failure: the probability that a client fails in a round.
+    opening_batch_size: the batch size of the first estimate (FAFED, STEM). The default is
+        local_steps * batch_size.
+    clip: the bound on the norm of each gradient. weight_decay: the multiple of x added to it.
+    sam: above 0, gradients are sharpness-aware with this radius, at twice the cost: FedAvg is then
+        FedSAM, FedCM MoFedSAM, and SCAFFOLD FedGamma.
+    privacy: `fafed.Privacy(...)`; see `help(fafed.Privacy)`.
+    eval_every: evaluate every so many rounds, and after the last one.
+    eval_batch_size: examples in one forward pass of an evaluation: 1000, or 50 for mappings and
+        for a Dataset that is read batch by batch.
+    baseline: "local" (every client trains alone) or "pooled" (one client has all data), to compare
+        with: see `help("fafed.training.baselines")`.
+    device: where to compute; None: where the model is.
+    workers: the number of threads for clients and for evaluation; None: one per core. No digit
+        depends on it.
+    threads: the number of torch threads in each worker. The last digits may depend on it.
+    collate_fn: a function that makes a batch of a list of a Dataset's items; None: stack them.
+    data_workers, data_processes: how many threads, or processes, read a Dataset ahead. With 0, a
+        batch is read when it is needed. No digit depends on it.
+    cache: bytes for items of a Dataset, such as "1GB". Only for items that are always the same.
+    data_device: where tensors are held. None: on the model's device up to 1 GiB, else on the CPU.
+    folder: where records and checkpoints are kept. The same call with the same folder goes on bit
+        for bit, after a stop of any kind; `rounds` may be raised. None: nothing is written.
+    checkpoint_every: rounds between two checkpoints in the folder.
+    track: also send records to "tensorboard:DIR", "mlflow:URI" or "wandb:PROJECT", or several.
+    on_record: a function that is called with each record, or several.
+    quiet: show no progress. Without it a terminal and a notebook show a line.
+    """
+    given = dict(locals())
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model must be an nn.Module, got {type(model).__name__}")
+    memory = Memory(Output(output, seed))
+    if output == "best_val" and validation is None:
+        raise ConfigError("output='best_val' needs data to choose by: give validation=")
+    source, measured, own_tests = open_data(
+        clients,
+        {"test": test, "validation": validation},
+        client_test=client_test,
+        loading=Loading(collate_fn, data_workers, data_processes, cache, data_device),
+        batch_size=batch_size,
+        anchor_size=opening_batch_size,
+        seed=seed,
+    )
+    steps = steps_of_round(local_steps, local_epochs, batch_size, source.examples)
+    if opening_batch_size is None and isinstance(batch_size, int) and isinstance(steps, int):
+        source.anchor_size = batch_size * steps
+    objective = objectives.Model(
+        model, loss, clip=clip, weight_decay=weight_decay, sam=sam, device=device
+    )
+    held_out = {part: chunked(data, eval_batch_size) for part, data in measured.items()}
+    of_clients = [chunked(data, eval_batch_size) for data in own_tests]
+    measure = evaluator(
+        objective,
+        held_out,
+        metrics or {},
+        clients=of_clients,
+        personal=personal(
+            algorithm,
+            source,
+            own_tests,
+            personalise,
+            personalise_eta,
+            seed,
+            rounds=rounds,
+            local_steps=steps,
+        ),
+        workers=workers,
+        threads=threads,
+    )
+
+    def prepare(engine: str) -> Prepared:
+        run = build(
+            algorithm,
+            objective,
+            source,
+            rounds=rounds,
+            local_steps=steps,
+            seed=seed,
+            engine=engine,
+            weights=weights,
+            participation=participation,
+            failure=failure,
+            measure=measure,
+            measure_every=eval_every,
+            workers=workers,
+            threads=threads,
+            privacy=privacy,
+            baseline=baseline,
+        )
+        if measure is not None:
+            ignored = objective.averaged.ignored
+            check_measured(measure.all_parts(), objective.classes, source, ignored)
+            measure.check()
+        return Prepared(run, objective, counted(source, held_out, of_clients))
+
+    tracks = [track] if isinstance(track, str) else list(track)
+    for spec in tracks:
+        check_tracker(spec)
+    check_algorithm(algorithm)
+    return Training(
+        prepare,
+        engine,
+        memory,
+        None if folder is None else RunDir(Path(folder)),
+        partial(python_run.describe, given, source, objective, measured, own_tests),
+        tracks,
+        [on_record] if callable(on_record) else list(on_record),
+        quiet=quiet,
+    )
+
+
+class Training:
+    """A run that you hold. `for record in run` makes its rounds; a `break` leaves it, and another
+    loop goes on. Between two rounds the folder, if there is one, has all that is finished. It is
+    locked only while a loop runs."""
+
+    def __init__(
+        self,
+        prepare: Callable[[str], Prepared],
+        engine: str,
+        memory: Memory,
+        place: RunDir | None,
+        describe: Callable[[], Experiment],
+        tracks: Sequence[str],
+        calls: Sequence[OnRecord],
+        *,
+        quiet: bool,
+    ) -> None:
+        self._memory, self._place, self._describe = memory, place, describe
+        self._tracks, self._calls, self._quiet = tracks, calls, quiet
+        self._loop: weakref.ref[Generator[Record]] | None = None
+        self._stopping = Stopping()
+        if place is None:
+            self._prepared = prepare(engine)
+            return
+        with place.locked():
+            python_run.check_same(place, self.experiment)
+            self._folder = Folder(place, self.experiment, memory)
+            self._prepared = prepare(self._folder.engine or engine)
+            self._folder.resume(self._prepared)
+            self._seen = place.stamp()
+
+    @property
+    def _run(self) -> Run:
+        return self._prepared.run
+
+    # What there is to see.
+
+    @functools.cached_property
+    def experiment(self) -> Experiment:
+        """The description of the run that its folder has, and that reports show."""
+        return self._describe()
+
+    def data(self, failure: str | None = None) -> RunData:
+        """The run as a report takes it."""
+        shards = self._prepared.shards
+        return RunData(
+            name=self._place.path.name if self._place else self.experiment.label,
+            config=self.experiment.to_dict(),
+            records=[record.to_dict() for record in self.history],
+            counts=shards.counts,
+            classes=shards.classes,
+            finished=self.finished,
+            failure=failure,
+        )
+
+    @property
+    def history(self) -> History:
+        """The records of all finished rounds."""
+        return self._memory.history
+
+    @property
+    def x(self) -> Tensor:
+        """The flat vector of the model that `output` chooses; by default the newest."""
+        return self._memory.output.of(self._run.state)[0]
+
+    @property
+    def model(self) -> nn.Module:
+        """The trained module in eval mode: a copy, made now."""
+        return self._prepared.objective.predict(*self._memory.output.of(self._run.state))
+
+    @property
+    def engine(self) -> str:
+        """The back end: "loop", "vmap" or "native"."""
+        return self._run.engine.name
+
+    @property
+    def finished(self) -> bool:
+        return self._run.state.round >= self._run.rounds
+
+    @property
+    def impatient(self) -> bool:
+        """Whether Ctrl-C has come a second time in the last loop."""
+        return self._stopping.times > 1
+
+    def result(self) -> Result:
+        """What is finished now, as a value that later rounds do not change."""
+        return Result(
+            self.model, self.x, History(self.history), self.engine, self.finished, repr(self)
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the model's state_dict as a safetensors file (`fafed.experiments.model_file`)."""
+        model_file.save(self.model, path)
+
+    def __repr__(self) -> str:
+        last = next((record.test for record in reversed(self.history) if record.test), {})
+        return (
+            f"{type(self._run.algorithm).__name__}: round {self._run.state.round} of "
+            f"{self._run.rounds} on {self.engine}"
+            + "".join(f", test {name} {value:.4f}" for name, value in last.items())
+            + (f", in {self._place.path}" if self._place else "")
+        )
+
+    # The loop.
+
+    def __iter__(self) -> Iterator[Record]:
+        self.close()  # of two loops only one can go on
+        loop = self._rounds()
+        self._loop = weakref.ref(loop)  # a break drops the loop, which then ends at once
+        return loop
+
+    def _rounds(self) -> Generator[Record]:
+        run = self._run
+        keeper: Keeper = self._memory
+        with contextlib.ExitStack() as stack:
+            if self._place is not None:
+                stack.enter_context(self._place.locked())
+                self._catch_up()
+                stack.callback(self._note)
+                stack.enter_context(self._folder.writing())
+                keeper = self._folder
+            if self.finished:
+                return
+            shown = [stack.enter_context(contextlib.closing(one)) for one in self._trackers()]
+            display = stack.enter_context(Display(quiet=self._quiet, lines=False))
+            label = self._place.path.name if self._place else type(run.algorithm).__name__
+            stopping = self._stopping = Stopping()
+            loop = rounds_of(run, keeper, stopping)
+            stack.callback(_close, loop)
+            display.update(label, run.rounds, self.history[-1] if self.history else None)
+            while True:
+                with stopping:  # not around the user's own code
+                    record = next(loop, None)
+                    if record is None:
+                        return
+                    display.update(label, run.rounds, record)
+                    for tracker in shown:
+                        tracker.record(record)
+                    for call in self._calls:
+                        call(record)
+                yield record
+
+    def _trackers(self) -> Iterator[Tracker]:
+        for spec in self._tracks:
+            name = self._place.path.name if self._place else self.experiment.label
+            yield open_tracker(spec, name, self.experiment.to_dict())
+
+    def _catch_up(self) -> None:
+        """Another process may have gone on with the run since this one left the folder."""
+        folder, state = self._folder, self._run.state
+        if self._seen == folder.place.stamp() and len(self.history) == state.round:
+            return
+        self._folder = Folder(folder.place, folder.experiment, self._memory)
+        if state.round and self._folder.engine is None:
+            raise FafedError(
+                f"{folder.place.path} has lost the checkpoints of this run: restore them, or call "
+                "fafed.start again to begin with round 1"
+            )
+        self._folder.resume(self._prepared)
+
+    def _note(self) -> None:
+        self._seen = self._folder.place.stamp()
+
+    def close(self) -> None:
+        """End a loop that is under way, and unlock the folder. Nothing is lost."""
+        loop = self._loop() if self._loop else None
+        if loop is not None:
+            loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _close(loop: Generator[Record]) -> None:
+    """End the executor's loop. No signal interrupts its saving."""
+    with Stopping() as stopping:
+        stopping.saving = True
+        loop.close()
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """What a training has reached."""
+
+    model: nn.Module  # the trained copy, in eval mode; the module passed in is unchanged
+    x: Tensor  # its flat vector
+    history: History
+    engine: str  # "loop", "vmap" or "native"
+    finished: bool  # False: Ctrl-C came before the last round
+    summary: str
+
+    def __repr__(self) -> str:
+        return self.summary
+
+
+def _same_arguments(like: Callable[P, object]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """A function that takes the arguments of `like`, whose docstring explains them."""
+
+    def mark(function: Callable[..., R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def call(*args: P.args, **options: P.kwargs) -> R:
+            return function(*args, **options)
+
+        ours, theirs = inspect.signature(function), inspect.signature(like)
+        call.__signature__ = theirs.replace(  # type: ignore[attr-defined]
+            return_annotation=ours.return_annotation
+        )
+        _, heading, arguments = (like.__doc__ or "").partition("    Arguments\n")
+        call.__doc__ = f"{function.__doc__}\n{heading}{arguments}"
+        return call
+
+    return mark
+
+
+@_same_arguments(start)
+def train(*args: Any, **options: Any) -> Result:
+    """Train `model` over `clients` with `algorithm`, and return the trained copy.
+
+        result = fafed.train(model, clients, fafed.FedAvg(eta=0.1), rounds=100)
+        result.model, result.x, result.history
+
+    Ctrl-C returns what is finished, with result.finished == False. A second Ctrl-C raises. A loop
+    of your own, which can stop early, is `fafed.start` with the same arguments.
+    """
+    run = start(*args, **options)
+    try:
+        for _ in run:
+            pass
+    except KeyboardInterrupt:
+        if run.impatient:
+            raise
+        log.warning("interrupted: %r", run)
+    return run.result()
