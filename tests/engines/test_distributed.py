@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from on_ranks import ROUNDS, SAVED, STEPS, cases, plain
+from on_ranks import ROUNDS, SAVED, STEPS, cases, plain, secure_cases
 from problem import Problem
 
 from fafed import Mime
@@ -60,7 +60,7 @@ def near(found, x):
     return (torch.tensor(found, dtype=wide.dtype) - wide).norm() <= tolerance(x) * wide.norm()
 
 
-def simulated(folder, ranks):
+def simulated(folder, ranks, cases):
     """The loop's trajectories, and its checkpoints after some rounds."""
     for label, algorithm, problem, options in cases(ranks):
         run = problem.run(algorithm, STEPS, ROUNDS, **options | {"engine": "loop"})
@@ -74,9 +74,11 @@ def simulated(folder, ranks):
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_every_algorithm_gives_the_numbers_of_the_loop(ranks, tmp_path):
-    expected = list(simulated(tmp_path / "simulated", ranks))
-    with started(ranks, "laws", tmp_path) as processes:
+@pytest.mark.parametrize("case", ["laws", "secure"])
+def test_every_algorithm_gives_the_numbers_of_the_loop(case, ranks, tmp_path):
+    which = {"laws": cases, "secure": secure_cases}[case]
+    expected = list(simulated(tmp_path / "simulated", ranks, which))
+    with started(ranks, case, tmp_path) as processes:
         assert [process.wait(timeout=120) for process in processes] == [0] * ranks
     found = [outcome(tmp_path, rank) for rank in range(ranks)]
     for label, (algorithm, problem, options), xs, records in expected:

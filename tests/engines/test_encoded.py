@@ -46,9 +46,9 @@ def test_the_encoding_changes_only_far_digits(name, engine):
     open_run = p.run(make(name), 3, 4, engine=engine)
     secure = p.run(make(name), 3, 4, engine=engine, privacy=SECURE)
     for a, b in zip(open_run, secure, strict=True):
-        assert flat(b) == pytest.approx(flat(a), rel=1e-8)
+        assert flat(b) == pytest.approx(flat(a), rel=1e-6)
         assert (a.samples, a.gradients, a.clients) == (b.samples, b.gradients, b.clients)
-    close(secure.state.shared.x, open_run.state.shared.x, atol=1e-8)
+    close(secure.state.shared.x, open_run.state.shared.x, atol=1e-6)
 
 
 @federated
@@ -254,3 +254,16 @@ def test_train_takes_the_option():
     b = fafed.train(model, clients, FedAvg(0.1), **common, privacy=fafed.Privacy(secure=True))
     assert not torch.equal(a.x, b.x)
     close(a.x, b.x, atol=1e-9)
+
+
+def test_the_option_belongs_to_a_run_in_a_folder(tmp_path):
+    clients = [tuple(batch(12, seed=s).data) for s in range(3)]
+    common = {"local_steps": 2, "batch_size": 4, "engine": "loop", "folder": tmp_path / "run"}
+    secure, model = fafed.Privacy(secure=True, bits=32), torch.nn.Linear(6, 3).double()
+    fafed.train(model, clients, FedAvg(0.1), rounds=2, privacy=secure, **common)
+    assert "bits = 32" in (tmp_path / "run" / "experiment.toml").read_text("utf-8")
+    again = fafed.train(model, clients, FedAvg(0.1), rounds=4, privacy=secure, **common)
+    common.pop("folder")
+    due = fafed.train(model, clients, FedAvg(0.1), rounds=4, privacy=secure, **common)
+    assert torch.equal(again.x, due.x)
+    assert Privacy.from_dict(secure.to_dict()) == secure

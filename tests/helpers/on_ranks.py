@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -50,6 +51,13 @@ def cases(ranks):
         p = Problem(5, weights=[1.0, 0.2, 3.0, 0.7, 5.0]) if some else Problem(a.population or 2)
         p.x0, p.pool = p.x0.float(), tuple(part.float() for part in p.pool)
         yield name, a, p, {"participation": 0.4 if some else 1.0}
+    yield "silent rounds", FedPD(0.05, every=2, oracle="II"), Problem(ranks - 1), {}
+    yield "buffers and hidden states", STEM(0.05), Recurrent(), {"participation": 0.5}
+    yield "assigned buffers and ignored labels", STEM(0.05), Ignoring(), {}
+
+
+def secure_cases(ranks):
+    """The same with messages as integers, and with noise."""
     for name in ALGORITHMS:  # as integers, so that every digit is the same
         a = make(name)
         if ranks == 2 and not a.population:
@@ -62,9 +70,9 @@ def cases(ranks):
     yield "secure, too large, and absent", make("fedavg"), Problem(5), tight
     yield "secure buffers", STEM(0.05), Recurrent(), {"privacy": Privacy(secure=True)}
     yield "secure and ignored labels", make("fedavg"), Ignoring(), {"privacy": bits}
-    yield "silent rounds", FedPD(0.05, every=2, oracle="II"), Problem(ranks - 1), {}
-    yield "buffers and hidden states", STEM(0.05), Recurrent(), {"participation": 0.5}
-    yield "assigned buffers and ignored labels", STEM(0.05), Ignoring(), {}
+    noisy = Privacy(level="example", noise=1.0, clip=0.5, delta=1e-5)
+    if ranks == 3:
+        yield "private", make("mime"), Problem(ranks, examples=40), {"privacy": noisy}
 
 
 class Recurrent:
@@ -93,10 +101,11 @@ class Ignoring:
 
 
 def plain(record):
-    return {**record.flat(), "seconds": 0.0}
+    known = {name: value for name, value in record.flat().items() if value is not None}
+    return {**known, "seconds": 0.0}
 
 
-def laws(ranks, folder):
+def laws(ranks, folder, cases=cases):
     distributed.PARCEL = 60  # bytes: a client or two
     adds, add = [], ranks.add
     ranks.add = lambda buffer: adds.append(1) or add(buffer)
@@ -194,7 +203,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     try:
         with joined(2.0 if case == "silence" else 60.0) as here:
-            what = {"laws": laws, "errors": errors, "silence": silence}[case]
+            secure = partial(laws, cases=secure_cases)
+            what = {"laws": laws, "secure": secure, "errors": errors, "silence": silence}[case]
             keep(what(here, place), here, place)
     except DataError:
         sys.exit(3)

@@ -12,6 +12,7 @@ import typer
 from fafed import __version__
 from fafed.cli import data, export, runs, silos
 from fafed.cli.lists import algorithms, presets
+from fafed.cli.privacy import privacy
 
 app = typer.Typer(
     name="fafed",
@@ -29,6 +30,7 @@ app.command()(runs.report)
 app.command()(runs.watch)
 app.command()(presets)
 app.command()(algorithms)
+app.command()(privacy)
 app.add_typer(data.app, name="data")
 app.add_typer(silos.app, name="silos")
 app.add_typer(export.app, name="export")

@@ -100,6 +100,11 @@ def _mix_torch(z: Tensor) -> Tensor:
     return z ^ _shifted(z, 31)
 
 
+def mixed(key: Tensor, numbers: Tensor) -> Tensor:
+    """A key for each number: a function of the key and the number alone."""
+    return _mix_torch(key ^ _mix_torch(numbers))
+
+
 def uniform_at(key: Tensor, places: Tensor) -> Tensor:
     """A number in [0, 1) for each place: a function of the key and the place alone."""
     mixed = _mix_torch(_mix_torch(places) ^ key)

@@ -57,6 +57,7 @@ class Simulation(Engine):
         self.kept = ClientStates(algorithm, self.population, objective.x0)
         self.undoes = self.kept.undoes
         self.worker_pool = WorkerPool(workers, threads)
+        self.place = 0  # of the exchange in its round
         self.encoded: Encoded | None = None
         if encoding is not None:
             self.encoded = Encoded(encoding, algorithm, weights, seed)
@@ -99,6 +100,7 @@ class Simulation(Engine):
     ) -> Sums:
         """Run these clients and add up their messages, in the order of the clients."""
         self.kept.refuse_spoilt()
+        self.objective.exchange = self.place
         down = exchange.send(shared)
         sums = Sums(tree.nbytes((down, buffers)))
         encoder = None if self.encoded is None else self.encoded.encoder(step, opening)
@@ -144,6 +146,7 @@ class Simulation(Engine):
 
     def reply(self, exchange: Exchange, sums: Sums, clients: Sequence[int]) -> Reply:
         """The reply for the round loop, from the sums over these clients."""
+        self.place += 1
         weights, absent = self.task.weights, set[int]()
         if self.encoded is None:
             value = sums.mean.value()
@@ -164,11 +167,13 @@ class Simulation(Engine):
 
     def commit(self) -> None:
         self.kept.commit()
+        self.place = 0
         if self.encoded is not None:
             self.encoded.commit()
 
     def rollback(self) -> None:
         self.kept.rollback()
+        self.place = 0
         if self.encoded is not None:
             self.encoded.rollback()
 

@@ -110,6 +110,7 @@ def prepare(
         workers=workers,
         threads=threads,
         ranks=ranks,
+        privacy=experiment.privacy_options(),
         baseline=experiment.baseline,
     )
     if measure is not None:

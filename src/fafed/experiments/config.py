@@ -42,6 +42,7 @@ from fafed.files import Json
 
 if TYPE_CHECKING:
     from fafed.core.algorithm import AnyAlgorithm
+    from fafed.privacy.options import Privacy
 
 FULL = Literal["full"]
 
@@ -114,6 +115,7 @@ class Experiment(Part):
     sam: float = 0.0  # the radius of sharpness-aware gradients
     loss: str = "auto"  # cross_entropy, mse, or "module:function"
     metrics: list[str] = ["accuracy"]  # of `fafed.metrics`, or "module:name"
+    privacy: dict[str, Any] = {}  # see `help(fafed.Privacy)`
     baseline: Literal["local", "pooled"] | None = None  # to compare with: docs/evaluation.md
     data: Data
     model: Named
@@ -250,6 +252,7 @@ class Experiment(Part):
         from fafed.algorithms import ALGORITHMS
         from fafed.data import DATASETS, partition
 
+        self.privacy_options()
         if self.python:  # the code has made the objects that the names stand for
             return
         for section, table in (("settings", self.settings), ("search", self.search)):
@@ -269,6 +272,11 @@ class Experiment(Part):
                     f"{nearest(self.data.name, DATASETS)}"
                 )
             partition.build(dataset=self.data.name, **self.data.partition)
+
+    def privacy_options(self) -> Privacy:
+        from fafed.privacy.options import Privacy
+
+        return Privacy.from_dict(self.privacy)
 
     def algorithm_object(self, epoch_steps: int) -> AnyAlgorithm:
         return self._algorithm(self.algorithm.name, self.algorithm.options, epoch_steps)

@@ -114,9 +114,9 @@ class Folder:
         self._append(to_line(record))
         self._written = record.round
         self.memory.keep(run, record, leave=leave)
-        last = record.round == self.experiment.rounds
+        last = record.round == run.last_round
         self._models.after_round(run.state, record, last=last)
-        if leave or due(record.round, self.experiment):
+        if leave or due(record.round, self.experiment, run):
             self._save(run, last=leave or last)
 
     def end(self, run: Run, error: BaseException, *, whole: bool) -> None:
@@ -143,9 +143,9 @@ class Folder:
             ) from cause
 
 
-def due(round: int, experiment: Experiment) -> bool:
+def due(round: int, experiment: Experiment, run: Run) -> bool:
     """Whether a checkpoint follows this round."""
-    return round % experiment.checkpoint_every == 0 or round == experiment.rounds
+    return round % experiment.checkpoint_every == 0 or round == run.last_round
 
 
 class _Start(NamedTuple):

@@ -33,6 +33,8 @@ def facts(record: Record | None) -> str:
         parts.append(f"accuracy {record.test['accuracy']:.4f}")
     elif "loss" in record.test:
         parts.append(f"test loss {record.test['loss']:.4f}")
+    if "epsilon" in record.diagnostics:
+        parts.append(f"epsilon {record.diagnostics['epsilon']:.2f}")
     if record.seconds:
         parts.append(f"{record.round / record.seconds:.2f} rounds/s")
     return "  ".join(parts)

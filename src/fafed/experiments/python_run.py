@@ -35,6 +35,7 @@ from fafed.experiments.folder import rounds_matter
 from fafed.experiments.rundir import RunDir
 from fafed.files import Json
 from fafed.objectives.module import Model
+from fafed.privacy.options import Privacy
 
 SMALL = 2**24  # bytes that are read of a tensor; of a larger one a sample of its rows
 
@@ -68,7 +69,7 @@ def describe(
         if name in _OBJECTS or value is None:
             continue
         if name in Experiment.model_fields and not callable(value):
-            content[name] = _listed(value)
+            content[name] = value.to_dict() if isinstance(value, Privacy) else _listed(value)
         elif name not in FREE:
             python[name] = described(value)
     for part, data in measured.items():

@@ -77,7 +77,7 @@ class _HandOver:
         self.experiment = experiment
 
     def keep(self, run: Run, record: Record, *, leave: bool) -> None:
-        if leave or due(record.round, self.experiment):
+        if leave or due(record.round, self.experiment, run):
             run.engine.hand_over()
 
     def end(self, run: Run, error: BaseException, *, whole: bool) -> None:

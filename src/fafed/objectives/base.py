@@ -68,6 +68,7 @@ class Objective(ABC):
 
     x0: Tensor
     sizes: tuple[int, ...]  # numbers in each parameter tensor, in the order of x
+    exchange: int = 0  # the place of the current exchange in its round
     fused: bool = False  # whether a module computes its loss itself
     network: Network | None = None  # the same function in C
     not_native: str = "there is no module to recognise"  # why there is no network
@@ -103,6 +104,10 @@ class Objective(ABC):
         is zero, except for weight decay. `leading` dimensions run over several batches. None: all
         batches have a loss."""
         return None
+
+    def for_visit(self) -> Objective:
+        """The objective for one client in one exchange."""
+        return self
 
     # Gradient and loss at x: one method for each back end.
 

@@ -27,6 +27,14 @@ def quorum(silos: int) -> int:
     return max(LEAST_SILOS, default_threshold(silos))
 
 
+NOISED = ("noise", "clip", "delta", "max_epsilon")
+NEEDED = {
+    "noise": "how much noise there is, for example 1.0; `fafed privacy` finds it for an epsilon",
+    "clip": "the bound on the norm of one example's gradient, for example 1.0",
+    "delta": "a probability well below 1 / examples of a client, for example 1e-5",
+}
+
+
 @dataclass(frozen=True)
 class Privacy:
     """What a run does for privacy; the table [privacy] of an experiment.
@@ -35,25 +43,68 @@ class Privacy:
         In simulation and on several ranks they are added without masks: it protects nobody there,
         and gives the numbers that real silos would get.
     bits, headroom, first_bound: the encoding (`fafed.privacy.encoding`).
+
+    level: "example" for differential privacy of each example (a patient's record). Then these must
+        be given, and every record has the epsilon that has been spent:
+    noise: the standard deviation of the noise on a sum of gradients, in units of `clip`.
+    clip: the bound on the norm of one example's gradient.
+    delta: the probability of a larger loss of privacy than epsilon; below 1 / examples.
+    max_epsilon: the run stops before the round that would pass it; None: no limit.
     """
 
     secure: bool = False
     bits: Literal[64, 32] = 64
     headroom: float = 8.0
     first_bound: float = 2.0**10
+    level: Literal["example"] | None = None
+    noise: float | None = None
+    clip: float | None = None
+    delta: float | None = None
+    max_epsilon: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.secure, bool):
             raise ConfigError(f"privacy.secure must be true or false, got {self.secure!r}")
-        for name in ("headroom", "first_bound"):
-            object.__setattr__(self, name, _number(name, getattr(self, name)))
+        if self.level not in (None, "example"):
+            raise ConfigError(f"privacy.level must be 'example', got {self.level!r}")
+        for name in ("headroom", "first_bound", *NOISED):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _number(name, getattr(self, name)))
         if self.secure:
             self.encoding()
+        if self.level is None:
+            self._refuse_unused()
+        else:
+            self._check_noise()
+
+    def _refuse_unused(self) -> None:
+        for name in NOISED:
+            if getattr(self, name) is not None:
+                raise ConfigError(
+                    f"privacy.{name} = {getattr(self, name)!r} does nothing without "
+                    "privacy.level = 'example'"
+                )
+
+    def _check_noise(self) -> None:
+        for name, cure in NEEDED.items():
+            if getattr(self, name) is None:
+                raise ConfigError(f"privacy.level = {self.level!r} needs privacy.{name}: {cure}")
+        for name in ("noise", "clip", "max_epsilon"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"privacy.{name} must be > 0, got {value!r}")
+        if self.delta is not None and not 0 < self.delta < 1:
+            raise ConfigError(f"privacy.delta must be in (0, 1), got {self.delta!r}")
 
     def encoding(self) -> Encoding:
         from fafed.privacy.encoding import Encoding  # loads torch
 
         return Encoding(self.bits, self.headroom, self.first_bound)
+
+    def to_dict(self) -> dict[str, bool | int | float | str]:
+        """The settings that are not at their defaults."""
+        given = ((f, getattr(self, f.name)) for f in dataclasses.fields(self))
+        return {f.name: value for f, value in given if value != f.default}
 
     @classmethod
     def from_dict(cls, table: Mapping[str, object]) -> Privacy:

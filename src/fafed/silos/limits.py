@@ -37,6 +37,7 @@ from fafed.core import tree
 from fafed.core.algorithm import AnyAlgorithm, exchanges_of_round
 from fafed.errors import ConfigError, FafedError
 from fafed.experiments.config import Experiment, Part
+from fafed.privacy.options import Privacy
 from fafed.silos import payload
 
 LOCK_SECONDS = 60.0  # the longest wait for another process; it needs the budget for milliseconds
@@ -63,6 +64,7 @@ class Limits(Part):
 
     def check_machine(self, experiment: Experiment, clients: int) -> None:
         """Refuse what would block or kill this silo, before anything is loaded or built."""
+        refuse_privacy(experiment)
         self._at_most("local_steps", experiment.local_steps, "max_local_steps")
         self._at_most("threads", experiment.threads, "max_threads")
         self._at_most("the number of clients", clients, "max_clients")
@@ -142,6 +144,15 @@ class Limits(Part):
                 f"{what} = {value:g} is too large for this silo: its file has {limit} = {high:g}; "
                 "take less, or ask who runs the silo"
             )
+
+
+def refuse_privacy(experiment: Experiment) -> None:
+    """Refuse options that would promise something here and do nothing."""
+    if experiment.privacy_options() != Privacy():
+        raise Refusal(
+            f"the table [privacy] of {experiment.name} works in simulation and on ranks, not over "
+            "silos: take it out"
+        )
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

@@ -24,6 +24,7 @@ from fafed.objectives.module import Model
 from fafed.silos import final_model, memory, messages
 from fafed.silos.audit import Audit, logged
 from fafed.silos.bounds import Bounds, Guard
+from fafed.silos.limits import refuse_privacy
 from fafed.silos.messages import EMPTY, ExchangeId, Facts, Refused
 from fafed.silos.remote_engine import NAME as ENGINE_NAME
 from fafed.silos.remote_engine import Silos
@@ -53,6 +54,7 @@ def serve(
     allow: the code, beside fafed's own, that may run here. None allows any code.
     bounds: what one silo may do to the run.
     """
+    refuse_privacy(experiment)
     if allow is not None:
         check_server(experiment, allow, shares_data=measure == "share")
     if experiment.baseline is not None:

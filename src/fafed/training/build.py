@@ -17,11 +17,13 @@ from fafed.engines.ranks import Ranks
 from fafed.engines.simulation import Simulation
 from fafed.errors import ConfigError
 from fafed.objectives import module as objectives
+from fafed.objectives.base import Objective
 from fafed.objectives.function import Function
 from fafed.privacy.options import LEAST_SILOS, Privacy, quorum
 from fafed.training.baselines import Alone, check_baseline, pooled
 from fafed.training.cohort import Cohort, Participation
 from fafed.training.loop import Run
+from fafed.training.private import private_parts
 
 MakeEngine = Callable[[AnyAlgorithm], Engine]  # of the algorithm that is bound to the model
 
@@ -57,6 +59,7 @@ def build(
     check_algorithm(algorithm)
     rounds, local_steps = checked("rounds", rounds), checked("local_steps", local_steps)
     privacy = privacy or Privacy()
+    budget = None
     secure: dict[str, Any] = {"quorum": quorum} if privacy.secure else {}
     bound = algorithm.bind_model(objective.shapes).bind_run(rounds, local_steps)
     if callable(engine):
@@ -70,6 +73,10 @@ def build(
         source = _checked(source, objective)
         check_baseline(baseline, source)
         if baseline is not None:
+            if privacy != Privacy():
+                raise ConfigError(
+                    f"baseline = {baseline!r} has no privacy options: take them out of one of both"
+                )
             assert isinstance(source, Shuffled)
             if ranks is not None and baseline == "local":
                 raise ConfigError("baseline='local' runs in one process: leave out torchrun")
@@ -102,9 +109,23 @@ def build(
             )
         if privacy.secure:
             check_secure(who)
+        goal: Objective = objective
+        if privacy.level is not None:
+            goal, source, budget = private_parts(
+                privacy,
+                bound,
+                objective,
+                source,
+                who,
+                rounds=rounds,
+                local_steps=local_steps,
+                engine=engine,
+                seed=seed,
+            )
+            engine = "loop"
         simulation = Simulation(
             bound,
-            objective,
+            goal,
             source,
             weights=weights_of(weights, source.examples),
             steps=local_steps,
@@ -126,6 +147,7 @@ def build(
         measure=measure,
         measure_every=measure_every,
         check_state=check_state,
+        budget=budget,
     )
 
 

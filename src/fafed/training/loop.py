@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from torch import Tensor
@@ -22,6 +23,7 @@ from fafed.core.arguments import checked
 from fafed.core.records import History, Record
 from fafed.engines.base import Engine, NobodyAnswered, NotFinite, StateLost
 from fafed.errors import ConfigError, FafedError
+from fafed.training.budget import Budget
 from fafed.training.cohort import Cohort
 
 log = logging.getLogger("fafed")
@@ -84,6 +86,7 @@ class Run:
     """One algorithm on one engine, round after round."""
 
     first_loss: float | None = None  # of the first round that has one
+    budget: Budget | None = None  # of privacy
 
     def __init__(
         self,
@@ -98,8 +101,10 @@ class Run:
         measure: Measure | None = None,
         measure_every: int = 1,
         check_state: bool = False,
+        budget: Budget | None = None,
     ) -> None:
-        """check_state: look for NaN and infinity in the server's state, too, before a round counts.
+        """budget: with it, records have the epsilon that is spent, and the run stops in time.
+        check_state: look for NaN and infinity in the server's state, too, before a round counts.
         If clients are trusted this is not needed: the next round finds NaN in their messages."""
         self.algorithm = algorithm
         self.engine = engine
@@ -109,6 +114,7 @@ class Run:
         self.measure = measure
         self.measure_every = checked("eval_every", measure_every)
         self.check_state = check_state
+        self.budget = budget
         self.state = State(algorithm.init(x0), buffers, 0, (), Totals())
         self.underway = False  # whether a round is running that an exception would undo
         if algorithm.population not in (None, engine.population):
@@ -127,10 +133,22 @@ class Run:
 
     def __iter__(self) -> Iterator[Record]:
         try:
-            while self.state.round < self.rounds:
+            while self.state.round < self.last_round:
                 yield self.round()
         finally:
             self.engine.close()
+        if self.budget is not None and self.last_round < self.rounds:
+            log.warning(
+                "stopped after round %d of %d: one more would pass max_epsilon = %g",
+                self.last_round,
+                self.rounds,
+                self.budget.max_epsilon,
+            )
+
+    @cached_property
+    def last_round(self) -> int:
+        """The last round that is made. A privacy budget may end before the run does."""
+        return self.rounds if self.budget is None else self.budget.affordable(self.rounds)
 
     def round(self) -> Record:
         """Make one round. On an error the state remains that of the round before."""
@@ -143,7 +161,8 @@ class Run:
             try:
                 return self._attempt(began, invited, clients)
             except _RetryRound as again:
-                clients = again.clients
+                # with noise, a second try on the same batches would have to be paid for
+                clients = again.clients if self.budget is None else ()
             finally:
                 self.underway = False
         raise Absent(
@@ -258,11 +277,13 @@ class Run:
 
     def _record(self, state: State, loss: float | None, clients: int) -> Record:
         shared, buffers, number, _, totals = state
-        last = number == self.rounds
+        last = number == self.last_round
         wanted = self.measure and (last or number % self.measure_every == 0)
         step = number * self.local_steps
         measured = self.measure(shared.x, buffers, step) if self.measure and wanted else {}
-        seen = self.algorithm.diagnostics(shared)
+        seen: dict[str, Any] = dict(self.algorithm.diagnostics(shared))
+        if self.budget is not None:
+            seen["epsilon"] = self.budget.accountant.epsilon(number)
         return Record(
             round=number,
             steps=step,

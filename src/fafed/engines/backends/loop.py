@@ -38,7 +38,7 @@ class Loop(Backend):
         _, objective, source, weights, steps = self.task
         batches = source.batches(source.draw(exchange.draw, client, step, steps))
         state = states.of_client(client, down.x)
-        oracle = Oracle(objective, Memory(buffers, state.hidden))
+        oracle = Oracle(objective.for_visit(), Memory(buffers, state.hidden))
         found = visit(oracle, exchange, down, state.local, batches)
         check(client, found.loss, found.message)
         if encoded is not None:

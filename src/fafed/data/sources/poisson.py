@@ -1,0 +1,110 @@
+"""Poisson sampling: each example is in a batch with the same probability, on its own.
+
+This is what the accounting of differential privacy assumes. Batches differ in size. They are filled
+up to a cap with rows that do not count. Whether an example is drawn is a function of (seed, client,
+step, example), so one example more or less changes no other draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fafed.core import randomness
+from fafed.core.batch import Batch, Draw
+from fafed.data.sources.examples import BatchSize, ClientBatches, Drawn, Draws, Examples, Indices
+from fafed.errors import FafedError
+
+
+class Sample(NamedTuple):
+    """The data of a batch that was filled up."""
+
+    data: Any
+    rows: Tensor  # (cap,): the rows of the pool; -1 for those that fill up the batch
+    expected: Tensor  # the expected number of examples
+
+
+class _Sampled(ClientBatches):
+    """Batches that count for their expected size. The actual size is nobody's business."""
+
+    def _batch(self, data: Any, drawn: Drawn) -> Batch:
+        return super()._batch(data, drawn)._replace(examples=int(drawn.rows[-1]))
+
+
+class Poisson(Examples):
+    """A `Source` of Poisson samples from the same examples."""
+
+    def __init__(self, examples: Examples, cap: Callable[[int, float], int]) -> None:
+        """cap: the most rows of a batch, from the number of examples and their sampling rate."""
+        self.__dict__ |= examples.__dict__  # the data stays where it is
+        self.cap = cap
+
+    def rates(self, client: int) -> dict[str, float]:
+        """Kind of batch -> the probability that an example is in it."""
+        return {kind: self._rate(client, size) for kind, size in self._sizes().items()}
+
+    def _sizes(self) -> dict[str, BatchSize]:
+        return {"round": self.batch_size, "anchor": self.anchor_size, "full": "full"}
+
+    def _rate(self, client: int, size: BatchSize) -> float:
+        return 1.0 if size == "full" else min(1.0, size / self.examples[client])
+
+    def gather(self, drawn: Drawn) -> Sample:
+        wanted, expected = drawn.rows[..., :-1], drawn.rows[..., -1]
+        data = super().gather(drawn._replace(rows=wanted.clamp(min=0)))
+        return Sample(data, wanted.to(self.device), expected.to(self.device))
+
+    def pick(self, drawn: Drawn) -> Sample:
+        return self.gather(drawn)
+
+    def batches(self, draws: Draws) -> ClientBatches:
+        return _Sampled(self.gather, draws)
+
+    def stackable(self, kinds: Sequence[Draw]) -> bool:
+        return False
+
+    def draw_stacked(
+        self, kinds: Sequence[Draw], clients: Sequence[int], step: int, steps: int
+    ) -> Draws:
+        (client,) = clients  # the batches of clients differ in size
+        count = {"round": steps, "anchor": 1, "full": 1}
+        found = [
+            self._sampled(kind, client, step, count[kind], self._rate(client, size))
+            if kind in kinds
+            else ()
+            for kind, size in self._sizes().items()
+        ]
+        return Draws(*found)
+
+    def _sampled(self, kind: str, client: int, step: int, steps: int, rate: float) -> Drawn:
+        own, n = self.parts[client], self.examples[client]
+        at = np.arange(step + 1, step + steps + 1)
+        most = self.cap(n, rate)
+        rows = np.full((1, steps, most + 1), -1)
+        # the last column is the expected size of the batch, by which the sum is divided
+        rows[..., -1] = max(1, round(rate * n))
+        for k, number in enumerate(at):
+            chosen = own if rate >= 1 else own[self._chosen(kind, client, int(number), n) < rate]
+            if len(chosen) > most:
+                raise FafedError(
+                    f"client {client}, step {number}: {len(chosen)} examples were drawn, the batch "
+                    f"holds {most}. This is very unlikely: start the run with another seed"
+                )
+            rows[0, k, : len(chosen)] = chosen
+        key = randomness.keys(f"masks {kind}", self.seed, np.asarray([[client]]), at)
+        fresh = torch.ones(1, steps, dtype=torch.bool)
+        return Drawn(
+            torch.from_numpy(rows).to(self.rows_device),
+            randomness.tensor(key).to(self.device),
+            fresh.to(self.device),
+        )
+
+    def _chosen(self, kind: str, client: int, number: int, n: int) -> Any:
+        places: Indices = np.arange(n)
+        return randomness.uniform(
+            randomness.keys(f"poisson {kind}", self.seed, client, number, places)
+        )

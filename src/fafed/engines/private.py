@@ -1,0 +1,145 @@
+"""An objective whose gradients are private for every example."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fafed.core import randomness, tree
+from fafed.core.batch import Batch
+from fafed.core.tree import Tree
+from fafed.data.sources.poisson import Sample
+from fafed.errors import ConfigError
+from fafed.objectives.base import Evaluation, Memory, Objective
+from fafed.objectives.module import Model
+from fafed.privacy.clipping import add_noise, clipped_sum
+
+log = logging.getLogger("fafed")
+
+
+class Private(Objective):
+    """Clips each example's gradient, adds noise to the sum, and divides by the expected size.
+
+    A client's loss is not sent, and buffers keep their values: both would say something about the
+    examples without noise. Weight decay and the clipping of whole gradients come after the noise.
+
+    Noise is a function of (seed, client, step, exchange) and of how many gradients were taken on
+    the batch before. So it is never used twice: a round is not tried again (`fafed.training.loop`).
+    """
+
+    def __init__(self, inner: Objective, *, noise: float, clip: float, seed: int) -> None:
+        super().__init__(inner.clip, inner.weight_decay, inner.sam)
+        _refuse_what_mixes_examples(inner)
+        self.inner = inner
+        self.x0, self.sizes = inner.x0, inner.sizes
+        self.noise = noise
+        self.norm = clip  # of one example's gradient
+        self.seed = seed
+        self.looks: Counter[int] = Counter()  # key of a batch -> gradients on it in this visit
+        self.vectorised = True  # `choose` may find that vmap does not do
+        self.not_native = "gradients are clipped example by example"
+
+    @property
+    def shapes(self) -> Sequence[Sequence[int]]:
+        return self.inner.shapes
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.inner.dtype
+
+    def start(self) -> Memory:
+        return self.inner.start()
+
+    def counts(self, data: Any, leading: int = 0) -> Tensor | None:
+        return torch.zeros((), dtype=torch.bool, device=self.x0.device)  # no loss is sent
+
+    def for_visit(self) -> Private:
+        own = copy.copy(self)
+        own.looks = Counter()
+        return own
+
+    def _loss(self, x: Tensor, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]:
+        raise NotImplementedError("a private objective has no loss to show")
+
+    def evaluate(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
+        return self._finished(self._with_noise, x, batch, memory)
+
+    def _with_noise(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
+        sample: Sample = batch.data
+        total = self.clipped_sum(x.detach(), batch, memory)
+        batch_key = int(batch.key)
+        key = f"noise {self.seed} {batch_key} {self.exchange} {self.looks[batch_key]}"
+        self.looks[batch_key] += 1
+        noisy = add_noise(total, self.noise * self.norm, key)
+        loss = torch.zeros((), device=x.device)
+        return Evaluation(noisy / sample.expected, loss, memory)
+
+    def clipped_sum(self, x: Tensor, batch: Batch, memory: Memory) -> Tensor:
+        data, rows, _ = batch.data
+        # a model's own random draws depend on the example alone, not on its place in the batch
+        keys = randomness.mixed(batch.key, rows)
+        one_by_one = not self.vectorised
+
+        def gradients(some: slice) -> Tensor:
+            part, own = tree.map(lambda leaf: leaf[some], data), keys[some]
+            if not one_by_one:
+                return torch.func.vmap(
+                    lambda example, key: self._gradient(x, example, key, batch, memory)
+                )(part, own)
+            found = [
+                self._gradient(x, tree.take(part, i), own[i], batch, memory)
+                for i in range(len(own))
+            ]
+            return torch.stack(found)
+
+        return clipped_sum(gradients, rows >= 0, self.norm, x)
+
+    def _gradient(
+        self, x: Tensor, example: Tree, key: Tensor, batch: Batch, memory: Memory
+    ) -> Tensor:
+        one = batch._replace(data=tree.map(lambda leaf: leaf[None], example), key=key)
+        g: Tensor = torch.func.grad(lambda x: self.inner._loss(x, one, memory)[0])(x)
+        counts = self.inner.counts(one.data)
+        return g if counts is None else torch.where(counts, g, 0.0)
+
+    def choose(self, batch: Batch) -> None:
+        """Find out whether vmap computes the gradients of this model."""
+        memory = self.start()
+        self.vectorised = False
+        due = self.clipped_sum(self.x0, batch, memory)
+        self.vectorised = True
+        try:
+            found = self.clipped_sum(self.x0, batch, memory)
+            scale = float(due.norm())
+            self.vectorised = float((found - due).norm()) <= 1e-3 * scale
+        except Exception as cause:  # whatever the model does that vmap cannot
+            log.warning("gradients are computed one by one, which is slow: %s", cause)
+            self.vectorised = False
+
+
+def _refuse_what_mixes_examples(inner: Objective) -> None:
+    if not isinstance(inner, Model):
+        return
+    name = type(inner.module).__name__
+    if inner.recurrent:
+        raise ConfigError(
+            f"{name} keeps a state from one batch to the next: privacy.level = 'example' needs "
+            "independent examples"
+        )
+    for path, layer in inner.module.named_modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            raise ConfigError(
+                f"{name}: {path or 'it'} is a {type(layer).__name__}, which mixes the examples of "
+                "a batch, so no example's gradient can be clipped: use nn.GroupNorm"
+            )
+    if inner.averaged.class_weights is not None:
+        raise ConfigError(
+            "the loss has class weights, which a mean over one example loses: privacy.level = "
+            "'example' needs a loss without them"
+        )

@@ -1,0 +1,56 @@
+"""The private gradient: each example's gradient is clipped, the sum gets noise, and is divided by
+the expected size of the batch. The actual size would tell who is in it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fafed.errors import FafedError
+
+CHUNK_BYTES = 2**26  # bytes of the gradients that are in memory at the same time
+STRETCH = 2**20  # numbers of noise that are drawn at a time
+
+
+def chunk_size(x: Tensor) -> int:
+    """How many examples' gradients are computed at the same time."""
+    return max(1, CHUNK_BYTES // (x.numel() * x.element_size()))
+
+
+def clipped_sum(
+    gradients: Callable[[slice], Tensor], real: Tensor, clip: float, x: Tensor
+) -> Tensor:
+    """The sum of the examples' gradients, each clipped to the norm `clip`.
+
+    gradients: gives the gradients at x of some of the examples, one per row.
+    real: which examples there are. The others fill up the batch, and do not count.
+    """
+    total = torch.zeros_like(x)
+    size = chunk_size(x)
+    for start in range(0, len(real), size):
+        some = slice(start, start + size)
+        if not real[some].any():
+            continue
+        rows = gradients(some).detach()
+        norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+        if not torch.isfinite(norms[real[some]]).all():
+            raise FafedError("the gradient of an example is not finite: look for NaN in the data")
+        factors = torch.where(real[some], clip / norms.clamp(min=clip), 0.0).to(rows.dtype)
+        total += factors @ torch.where(real[some][:, None], rows, 0.0)
+    return total
+
+
+def add_noise(total: Tensor, deviation: float, key: str) -> Tensor:
+    """The sum with normal noise in every number: a function of the key alone."""
+    words = np.frombuffer(hashlib.sha256(key.encode()).digest()[:16], np.uint64)
+    draws = np.random.Generator(np.random.Philox(key=words))
+    noisy = total.clone()
+    for start in range(0, total.numel(), STRETCH):
+        part = noisy[start : start + STRETCH]
+        drawn = torch.from_numpy(draws.standard_normal(part.numel()))
+        part += (deviation * drawn).to(part)
+    return noisy

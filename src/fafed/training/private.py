@@ -1,0 +1,85 @@
+"""Make a run private for every example: its data, its gradients, and the count of its cost."""
+
+from __future__ import annotations
+
+import logging
+from functools import lru_cache
+from typing import NamedTuple
+
+from fafed.core.algorithm import AnyAlgorithm
+from fafed.data.sources.examples import Examples, Source
+from fafed.data.sources.poisson import Poisson
+from fafed.engines.private import Private
+from fafed.errors import ConfigError
+from fafed.objectives.base import Objective
+from fafed.privacy.accounting import Accountant, cap, round_costs
+from fafed.privacy.options import Privacy
+from fafed.training.budget import Budget
+from fafed.training.cohort import Cohort
+
+log = logging.getLogger("fafed")
+
+
+class PrivateParts(NamedTuple):
+    objective: Private
+    source: Poisson
+    budget: Budget
+
+
+def private_parts(
+    privacy: Privacy,
+    algorithm: AnyAlgorithm,
+    objective: Objective,
+    source: Source,
+    cohort: Cohort,
+    *,
+    rounds: int,
+    local_steps: int,
+    engine: str,
+    seed: int,
+) -> PrivateParts:
+    """The parts of a run with privacy.level = "example", in simulation."""
+    noise, clip, delta = privacy.noise, privacy.clip, privacy.delta
+    assert noise is not None
+    assert clip is not None
+    assert delta is not None
+    if engine not in ("auto", "loop"):
+        raise ConfigError(
+            f"engine = {engine!r} cannot clip example by example: privacy.level = 'example' needs "
+            "engine = 'loop' or 'auto'"
+        )
+    if type(source) is not Examples:
+        raise ConfigError(
+            "privacy.level = 'example' needs independent examples, which Poisson sampling can "
+            f"draw; this data is {type(source).__name__}"
+        )
+    smallest = min(source.examples)
+    if delta >= 1 / smallest:
+        raise ConfigError(
+            f"privacy.delta = {delta:g} promises nothing to a client with {smallest} examples: one "
+            f"of them could be published; use less than {1 / smallest:.1g}"
+        )
+    draws = rounds * (local_steps + 2) * len(source.examples)
+    sampled = Poisson(source, lru_cache(lambda n, rate: cap(n, rate, draws, delta)))
+    shown = Private(objective, noise=noise, clip=clip, seed=seed)
+    (batch,) = sampled.batches(sampled.draw(("round",), 0, 0, 1))
+    shown.choose(batch)
+    population = len(source.examples)
+    costs = round_costs(algorithm, objective.x0, local_steps, population)
+    accountant = Accountant(
+        costs.times(shown.evaluations),
+        [sampled.rates(client) for client in range(population)],
+        noise=noise,
+        delta=delta,
+        invited=cohort.invited,
+    )
+    budget = Budget(accountant, privacy.max_epsilon)
+    if budget.affordable(rounds) == 0:
+        raise ConfigError(
+            f"privacy.max_epsilon = {privacy.max_epsilon:g} is less than one round costs, epsilon "
+            f"= {accountant.epsilon(1):.3g}: use more noise, smaller batches or fewer local steps"
+        )
+    log.warning(
+        "privacy is simulated: the noise is reproducible from the seed, so it protects nobody"
+    )
+    return PrivateParts(shown, sampled, budget)

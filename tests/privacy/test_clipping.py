@@ -1,0 +1,69 @@
+"""Clipping, example by example, and the noise on the sum."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from fafed.errors import FafedError
+from fafed.privacy import clipping
+from fafed.privacy.clipping import add_noise, clipped_sum
+
+
+def test_a_clipped_sum_is_that_of_a_loop(monkeypatch):
+    r = torch.Generator().manual_seed(0)
+    rows = torch.randn(11, 5, dtype=torch.float64, generator=r) * torch.arange(11)[:, None]
+    real = torch.tensor([True] * 7 + [False] * 4)
+    due = torch.zeros(5, dtype=torch.float64)
+    for row in rows[:7]:
+        due += row * min(1.0, 3.0 / float(row.norm())) if row.any() else 0.0
+    for size in (2**26, 3 * 5 * 8, 1):
+        monkeypatch.setattr(clipping, "CHUNK_BYTES", size)
+        found = clipped_sum(lambda some: rows[some], real, 3.0, torch.zeros(5).double())
+        torch.testing.assert_close(found, due, rtol=0, atol=1e-12)
+
+
+def test_rows_that_fill_up_a_batch_do_not_count_even_if_they_are_not_finite():
+    rows = torch.tensor([[1.0, 0.0], [math.nan, math.inf]])
+    real = torch.tensor([True, False])
+    assert clipped_sum(lambda some: rows[some], real, 1.0, torch.zeros(2)).tolist() == [1.0, 0.0]
+    with pytest.raises(FafedError, match="the gradient of an example is not finite"):
+        clipped_sum(lambda some: rows[some], torch.tensor([True, True]), 1.0, torch.zeros(2))
+
+
+def test_no_example_moves_the_sum_by_more_than_the_bound():
+    r = torch.Generator().manual_seed(0)
+    rows = 100 * torch.randn(6, 4, dtype=torch.float64, generator=r)
+    x = torch.zeros(4).double()
+    everyone = torch.ones(6, dtype=torch.bool)
+    total = clipped_sum(lambda some: rows[some], everyone, 0.5, x)
+    for i in range(6):
+        without = everyone.clone()
+        without[i] = False
+        moved = total - clipped_sum(lambda some: rows[some], without, 0.5, x)
+        assert float(moved.norm()) == pytest.approx(0.5, rel=1e-12)
+
+
+def test_noise_has_its_mean_and_deviation_and_is_a_function_of_its_key(monkeypatch):
+    n, sigma = 400_000, 2.5
+    zero = torch.zeros(n, dtype=torch.float64)
+    noise = add_noise(zero, sigma, "step 1 x")
+    assert not zero.any()
+    assert abs(float(noise.mean())) < 5 * sigma / math.sqrt(n)
+    assert abs(float(noise.std()) / sigma - 1) < 5 / math.sqrt(2 * n)
+    kurtosis = float((noise**4).mean()) / sigma**4
+    assert abs(kurtosis - 3) < 5 * math.sqrt(96 / n)
+    assert torch.equal(add_noise(zero, sigma, "step 1 x"), noise)
+    monkeypatch.setattr(clipping, "STRETCH", 1000)
+    assert torch.equal(add_noise(zero, sigma, "step 1 x"), noise)
+    for other in ("step 2 x", "step 1 y", "step 11 x"):
+        unlike = add_noise(zero, sigma, other)
+        correlation = float((noise * unlike).mean()) / sigma**2
+        assert abs(correlation) < 5 / math.sqrt(n)
+
+
+def test_neighbouring_numbers_of_the_noise_are_independent():
+    noise = add_noise(torch.zeros(400_001, dtype=torch.float64), 1.0, "k")
+    assert abs(float((noise[1:] * noise[:-1]).mean())) < 5 / math.sqrt(400_000)
