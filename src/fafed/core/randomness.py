@@ -8,7 +8,7 @@ in every engine, on every device, and in every version of NumPy and torch.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -98,6 +98,19 @@ class KeyedDropout(TorchFunctionMode):
         super().__init__()
         self.key = key
         self.calls = 0
+        self.last: int | None = None  # the number of calls in the forward pass, once it has ended
+        self.recomputed = False  # whether the backward pass has called a dropout
+
+    def end_forward(self) -> None:
+        """What follows is the backward pass. It calls a dropout only if a part of the model is
+        computed again (torch.utils.checkpoint)."""
+        self.last = self.calls
+
+    def _position(self) -> int:
+        """The number of this call in the forward pass."""
+        self.recomputed = self.last is not None
+        self.calls += 1
+        return self.calls
 
     def __torch_function__(
         self,
@@ -108,6 +121,9 @@ class KeyedDropout(TorchFunctionMode):
     ) -> object:
         if func in _WHOLE or func in _CHANNELS:
             return self._dropout(func, *args, **(kwargs or {}))
+        if func is torch.autograd.backward and self.last is not None and kwargs is not None:
+            with self:  # of a checkpointed part, inside a backward pass
+                return backward(args[0], kwargs["grad_tensors"])
         return func(*args, **(kwargs or {}))
 
     def _dropout(
@@ -122,8 +138,7 @@ class KeyedDropout(TorchFunctionMode):
     ) -> Tensor:
         if not (training and train) or p == 0.0:
             return input
-        self.calls += 1
-        key = _mix_torch(self.key + self.calls)
+        key = _mix_torch(self.key + self._position())
         shape = input.shape
         if func in _CHANNELS:
             channels = 1 if input.ndim == _ONE_EXAMPLE.get(func) else 2
@@ -133,3 +148,51 @@ class KeyedDropout(TorchFunctionMode):
         if inplace or func in _IN_PLACE:
             return input.mul_(kept).mul_(scale)
         return input * kept * scale
+
+
+def backward(
+    outputs: Sequence[Tensor], gradients: Sequence[Tensor | None], inputs: Sequence[Tensor] = ()
+) -> tuple[Tensor, ...]:
+    """torch.autograd.grad, or without inputs torch.autograd.backward, but inside a KeyedDropout:
+    these switch it off, and a part of the model that is computed again would not see it."""
+    engine: Any = torch.autograd.Variable._execution_engine
+    found: tuple[Tensor, ...] = engine.run_backward(
+        tuple(outputs),
+        tuple(gradients),
+        False,
+        False,
+        tuple(inputs),
+        allow_unreachable=not inputs,
+        accumulate_grad=not inputs,
+    )
+    return found
+
+
+class ReplayedDropout(KeyedDropout):
+    """The same masks for a model that is computed again in the backward pass.
+
+    Only torch.utils.checkpoint knows which part of the model it computes again. It saves the state
+    of torch's generator before this part, and restores it for the second time. So the number of the
+    call is kept there, in the generator's seed. Threads share the generator: only one may be here
+    at a time.
+    """
+
+    def __init__(self, key: Tensor) -> None:
+        super().__init__(key)
+        self.start = torch.default_generator.initial_seed()
+
+    def end_forward(self) -> None:
+        self.last = self._calls()
+
+    def _calls(self) -> int:
+        return (torch.default_generator.initial_seed() - self.start) % 2**64
+
+    def _position(self) -> int:
+        calls = self._calls() + 1
+        if self.last is not None and calls > self.last:
+            raise RuntimeError(
+                "a part of the model that is computed again draws other dropout masks than before: "
+                "use torch.utils.checkpoint with preserve_rng_state=True, its default"
+            )
+        torch.default_generator.manual_seed((self.start + calls) % 2**64)
+        return calls

@@ -102,6 +102,7 @@ def model(experiment: Experiment, *, text: bool, device: str | None = None) -> M
         clip=experiment.clip,
         weight_decay=experiment.weight_decay,
         device=device or experiment.device,
+        amp=experiment.amp,
     )
 
 

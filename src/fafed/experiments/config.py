@@ -89,6 +89,7 @@ class Experiment(Part):
     failure: float = Field(default=0.0, ge=0, lt=1)
     clip: float | None = Field(default=None, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
+    amp: Literal["bf16"] | None = None  # mixed precision
     loss: str = "auto"  # cross_entropy, mse, or "module:function"
     metrics: list[str] = ["accuracy"]
     data: Data

@@ -62,8 +62,13 @@ class Objective(ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type in which the loss is computed."""
+        """The type of floating-point data."""
         return self.x0.dtype
+
+    @property
+    def precision(self) -> torch.dtype:
+        """The coarsest type in which the loss is computed."""
+        return self.dtype
 
     @abstractmethod
     def _loss(self, x: Tensor, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]: ...
@@ -86,14 +91,18 @@ class Objective(ABC):
 
     def evaluate(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
         """With autograd."""
+        g, loss, memory = self.by_autograd(x, batch, memory)
+        if (counts := self.counts(batch.data)) is not None and not counts:
+            g = torch.zeros_like(g)
+        return Evaluation(self._changed(g, x), loss, memory)
+
+    def by_autograd(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
+        """With autograd, before weight decay and clipping."""
         x = x.detach().requires_grad_()
         with torch.enable_grad():
             loss, memory = self._loss(x, batch, memory)
             (g,) = torch.autograd.grad(loss, x)
-        if (counts := self.counts(batch.data)) is not None and not counts:
-            g = torch.zeros_like(g)
-        memory = tree.map(Tensor.detach, memory)
-        return Evaluation(self._changed(g, x), loss.detach(), memory)
+        return Evaluation(g, loss.detach(), tree.map(Tensor.detach, memory))
 
     def evaluate_functional(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
         """With torch.func, which works under vmap."""

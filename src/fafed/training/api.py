@@ -58,6 +58,7 @@ def train(
     weight_decay: float = 0.0,
     eval_every: int = 1,
     device: torch.device | str | None = None,
+    amp: str | None = None,
     workers: int | None = None,
     threads: int = 1,
 ) -> Result:
@@ -78,6 +79,7 @@ def train(
     opening_batch_size: the batch size of the first estimate (FAFED, STEM). The default is
         local_steps * batch_size.
     clip: the bound on the norm of each gradient. weight_decay: the multiple of x added to it.
+    amp: "bf16" for mixed precision (torch.autocast) in training and evaluation.
     workers: the number of threads for clients and for evaluation; None: one per core. No digit
         depends on it.
     threads: the number of torch threads in each worker. The last digits may depend on it.
@@ -91,7 +93,9 @@ def train(
     if opening_batch_size is None and isinstance(batch_size, int) and isinstance(local_steps, int):
         opening_batch_size = batch_size * local_steps
     source = examples_of(clients, batch_size=batch_size, anchor_size=opening_batch_size, seed=seed)
-    objective = objectives.Model(model, loss, clip=clip, weight_decay=weight_decay, device=device)
+    objective = objectives.Model(
+        model, loss, clip=clip, weight_decay=weight_decay, device=device, amp=amp
+    )
     held_out = {
         part: partial(chunks, as_tensors(data, part))
         for part, data in (("test", test), ("validation", validation))

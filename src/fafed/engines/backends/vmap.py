@@ -171,7 +171,9 @@ class Vmap(Backend):
             ]
             return named(*found)
 
-        return agreement.disagreement(fast, plain, objective.x0, objective.shapes, objective.dtype)
+        return agreement.disagreement(
+            fast, plain, objective.x0, objective.shapes, objective.precision
+        )
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
