@@ -44,6 +44,7 @@ class Objective(ABC):
     x0: Tensor
     sizes: tuple[int, ...]  # numbers in each parameter tensor, in the order of x
     fused: bool = False  # whether a module computes its loss itself
+    recurrent_layers: bool = False  # whether a module has layers such as nn.LSTM
     network: Network | None = None  # the same function in C
     not_native: str = "there is no module to recognise"  # why there is no network
 

@@ -43,6 +43,7 @@ from fafed.objectives.metrics import accuracy
 from fafed.objectives.probing import forked
 
 _GENERATOR = threading.Lock()
+_CHECKPOINTED = "use_reentrant=True", "not have been used in the graph"  # in torch's messages
 _METRICS = threading.Lock()  # a user's metric may keep a state
 
 
@@ -102,6 +103,9 @@ class Model(Objective):
         self.amp = setting(amp, self.device)
         self._local = threading.local()
         self.recurrent = hasattr(self.module, "initial_state")
+        self.recurrent_layers = any(
+            isinstance(layer, nn.RNNBase | nn.RNNCellBase) for layer in self.module.modules()
+        )
         self.fused = getattr(self.module, "computes", None) is loss
         self.stochastic = self.generator = False  # `probe` sets these
         self.recomputes = False  # whether backward passes compute parts of the model again
@@ -352,11 +356,13 @@ class Model(Objective):
         """The gradient; None if the model refuses a backward pass for x alone."""
         if self.reentrant:
             randomness.backward([loss], [torch.ones_like(loss)])
+            if x.grad is None:
+                raise ConfigError(probing.NO_GRADIENT)
             return x.grad
         try:
             (g,) = randomness.backward([loss], [torch.ones_like(loss)], [x])
         except RuntimeError as cause:
-            if "use_reentrant=True" not in str(cause):
+            if not any(words in str(cause) for words in _CHECKPOINTED):
                 raise
             return None
         return g
