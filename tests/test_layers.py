@@ -19,8 +19,9 @@ BELOW = {
     "objectives": {"kernels", "core", "errors"},
     "data": {"kernels", "core", "errors", "files"},
     "models": {"kernels", "core", "errors"},
+    "privacy": {"core", "errors", "files"},
 }
-BELOW["engines"] = {"objectives", "data", *BELOW["data"]}
+BELOW["engines"] = {"objectives", "data", "privacy", *BELOW["data"]}
 BELOW["training"] = {"engines", *BELOW["engines"]}
 BELOW["experiments"] = {"training", "models", "algorithms", *BELOW["training"]}
 BELOW["report"] = {"experiments", *BELOW["experiments"]}

@@ -137,3 +137,42 @@ def test_language_model_carries_its_state():
     )
     assert not bool(batch.fresh)
     assert second.round == 2
+
+
+def test_test_data_of_each_client(tmp_path):
+    write_data(tmp_path, clients=3, examples=30)
+    e = Experiment.from_dict(
+        experiment(tmp_path, rounds=2, metrics=["accuracy", "f1"])
+        | {"data": {"folder": str(tmp_path), "client_test": 0.2}, "eval_batch_size": 7}
+    )
+    prepared = prepare(e)
+    assert prepared.shards.source.examples == (24, 24, 24)
+    _, last = prepared.run
+    assert set(last.clients_test) == {"loss", "accuracy", "f1"}
+    assert last.clients_test["f1"]["clients"] == 3
+    assert len(last.client_values["clients_test"]["f1"]) == 3
+    assert set(last.test) == {"loss", "accuracy", "f1"}
+
+
+def test_the_default_metric_is_left_out_where_there_are_no_classes(tmp_path, monkeypatch):
+    (tmp_path / "line.py").write_text(
+        "import torch\n"
+        "def clients():\n"
+        "    x = torch.arange(12.0).reshape(6, 2) / 10\n"
+        "    return [(x, x[:, :1])] * 2, (x, x[:, :1])\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    content = {
+        "rounds": 1,
+        "batch_size": "full",
+        "loss": "mse",
+        "data": {"function": "line:clients"},
+        "model": {"name": "softmax", "inputs": 2, "outputs": 1},
+        "algorithm": {"name": "fedavg"},
+    }
+    (record,) = prepare(Experiment.from_dict(content)).run
+    assert set(record.test) == {"loss"}
+    (record,) = prepare(Experiment.from_dict(content | {"metrics": ["mae", "mse"]})).run
+    assert record.test["mse"] == pytest.approx(record.test["loss"])
+    with pytest.raises(ConfigError, match="accuracy needs class numbers"):
+        prepare(Experiment.from_dict(content | {"metrics": ["accuracy", "mse"]}))

@@ -7,8 +7,8 @@ import tomllib
 import pytest
 import torch
 
-from fafed import FAFED, STEM, ConfigError
-from fafed.core.schedules import Power
+from fafed import FAFED, STEM, ConfigError, FedAvg
+from fafed.core.schedules import Linear, Power
 from fafed.experiments.config import Experiment, presets
 
 BASE = {
@@ -49,6 +49,20 @@ def test_the_algorithm_is_built_with_its_settings():
     assert Experiment.from_dict(scheduled).algorithm_object(1) == STEM(eta=Power(2.0, every=7))
     scheduled["algorithm"]["eta"]["every"] = "epoch"
     assert Experiment.from_dict(scheduled).algorithm_object(186) == STEM(eta=Power(2.0, every=186))
+
+
+def test_a_schedule_that_falls_over_the_run_depends_on_its_length():
+    falling = {"schedule": "linear", "peak": 0.1, "warmup": 0.1}
+    e = Experiment.from_dict(BASE | {"algorithm": {"name": "fedavg", "eta": falling}})
+    assert e.algorithm_object(1) == FedAvg(eta=Linear(0.1, warmup=0.1))
+    assert e.bound_algorithm(1, [(3,)]) == FedAvg(eta=Linear(0.1, warmup=0.1, over=50))
+    assert e.changed(rounds=7).digest != e.digest
+    fixed = e.with_algorithm("fedavg", eta=falling | {"over": 70})
+    assert fixed.changed(rounds=7).digest == fixed.digest
+    with pytest.raises(ConfigError, match="over is 70 steps, the run has 80"):
+        fixed.changed(rounds=8)
+    with pytest.raises(ConfigError, match=r"'linear' has no 'warm'; .*warmup"):
+        e.with_algorithm("fedavg", eta={"schedule": "linear", "peak": 0.1, "warm": 1})
 
 
 def test_comparison_uses_each_algorithms_own_settings():

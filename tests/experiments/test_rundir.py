@@ -156,6 +156,24 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(data, tmp_path, 
     assert "trying the one before it" in caplog.text
 
 
+def test_more_rounds_are_refused_if_they_would_change_earlier_ones(data, tmp_path):
+    falling = {"name": "fedavg", "eta": {"schedule": "linear", "peak": 0.1}}
+    e, place = Experiment.from_dict(experiment(data, algorithm=falling)), RunDir(tmp_path / "one")
+    interrupted(e, place, 4)
+    (place.path / "experiment.toml").write_text(e.changed(rounds=9).to_toml())
+    with pytest.raises(
+        FafedError, match=r"(?s)algorithm.eta falls over all rounds.*over = the num"
+    ):
+        execute(place.experiment(), place)
+    execute(e, place)
+    fixed = e.with_algorithm("fedavg", eta=falling["eta"] | {"over": 27})
+    longer, whole = RunDir(tmp_path / "longer"), RunDir(tmp_path / "whole")
+    execute(fixed, longer)
+    execute(fixed.changed(rounds=9), longer)
+    execute(fixed.changed(rounds=9), whole)
+    assert [r.train_loss for r in longer.records()] == [r.train_loss for r in whole.records()]
+
+
 def test_records_beyond_the_checkpoint_and_half_lines_are_dropped(data, tmp_path):
     e = Experiment.from_dict(experiment(data, checkpoint_every=2))
     calm, hurt = RunDir(tmp_path / "calm"), RunDir(tmp_path / "hurt")

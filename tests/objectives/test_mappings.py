@@ -115,8 +115,8 @@ def test_means_over_several_batches_weight_the_labels_that_count(shift):
     goal.probe(batches[0])
     assert goal.shifted == shift
     accuracy = {"accuracy": fafed.metrics.accuracy}
-    apart = goal.totals(goal.x0, (), batches, accuracy)
-    at_once = goal.totals(goal.x0, (), [Batch(whole, key, fresh)], accuracy)
+    apart = goal.totals(goal.x0, (), batches, accuracy).sums
+    at_once = goal.totals(goal.x0, (), [Batch(whole, key, fresh)], accuracy).sums
     count = int((whole["labels"][:, int(shift) :] != -100).sum())
     for name in ("loss", "accuracy"):
         assert apart[name][1] == at_once[name][1] == count

@@ -7,6 +7,7 @@ import pytest
 from report_runs import config, plain_run, record
 
 from fafed import ConfigError
+from fafed.core.run_data import flatten, show
 from fafed.report import RunData, table
 from fafed.report.curves import make_curves, remarks
 from fafed.report.quantities import TRAIN_LOSS, evaluated
@@ -119,3 +120,10 @@ def test_remarks_name_what_a_reader_must_know() -> None:
         "them have (the longest has 2).",
         "The curves have different numbers of rounds; each counts to its own end.",
     ]
+
+
+def test_a_schedule_is_one_setting_in_words() -> None:
+    found = flatten({"algorithm": {"eta": {"schedule": "linear", "peak": 0.1, "warmup": 0.2}}})
+    assert {name: show(value) for name, value in found.items()} == {
+        "algorithm.eta": "linear: peak 0.1, warmup 0.2"
+    }

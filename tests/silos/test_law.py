@@ -50,12 +50,15 @@ def test_every_algorithm_gives_the_numbers_of_the_loop_engine(name, tmp_path):
         assert a.to_dict() | {"seconds": 0} == b.to_dict() | {"seconds": 0}
 
 
-def test_weights_by_examples_and_schedules_by_epoch(tmp_path):
-    found = small(
-        tmp_path,
-        weights="examples",
-        algorithm={"name": "fafed", "eta": {"schedule": "power", "kappa": 0.1, "every": "epoch"}},
-    )
+@pytest.mark.parametrize(
+    "eta",
+    [
+        {"schedule": "power", "kappa": 0.1, "every": "epoch"},
+        {"schedule": "cosine", "peak": 0.1, "end": 0.1, "warmup": 0.3},
+    ],
+)
+def test_weights_by_examples_and_schedules_by_epoch_or_over_the_run(tmp_path, eta):
+    found = small(tmp_path, weights="examples", algorithm={"name": "fafed", "eta": eta})
     here = simulated(found, tmp_path)
     there = run(found, tmp_path, local_federation(tmp_path, **allowed(tmp_path)))
     assert torch.equal(final(here), final(there))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 import threading
 import time
 
@@ -10,10 +12,15 @@ import torch
 from modules import batch, model
 from torch import nn
 from torch.nn import functional as F
+from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
+import fafed
 from fafed.core.batch import Batch
+from fafed.data.client_test import without_client_test
+from fafed.data.sources.examples import examples_of
 from fafed.data.sources.streams import passage
 from fafed.models import LSTMLanguageModel, token_cross_entropy
+from fafed.objectives import metrics
 from fafed.objectives.metrics import accuracy
 from fafed.objectives.module import Model
 from fafed.training.evaluation import chunks, evaluator
@@ -122,3 +129,201 @@ def test_a_model_that_draws_numbers_measures_the_same_each_time():
     ]
     assert found[0] == found[1] == found[2]
     assert torch.equal(torch.get_rng_state(), before)
+
+
+# Metrics of the whole set.
+
+
+def spread(outputs, targets):
+    """Not a mean of the batches' values."""
+    return outputs[:, 0].max() - outputs[:, 0].min()
+
+
+@pytest.mark.parametrize("size", [3, 7, 40])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_metrics_see_the_whole_set(size, workers):
+    """A function of one's own, objects of torchmetrics, and a mean."""
+    torch.manual_seed(0)
+    data = batch(n=40).data
+    objective = model(nn.Linear(6, 3).double(), batch())
+    own = {
+        "spread": spread,
+        "f1": MulticlassF1Score(3, average="macro"),
+        "auroc": MulticlassAUROC(3),
+        "ours": metrics.f1,
+        "perplexity": metrics.perplexity,
+    }
+    parts = {"test": lambda: chunks(data, size), "validation": lambda: chunks(data, 40)}
+    found = evaluator(objective, parts, own, workers=workers)(objective.x0, ())
+    with torch.no_grad():
+        outputs = objective.module(data[0])
+    expected = {
+        "loss": F.cross_entropy(outputs, data[1]),
+        "spread": spread(outputs, data[1]),
+        "f1": MulticlassF1Score(3, average="macro")(outputs, data[1]),
+        "auroc": MulticlassAUROC(3)(outputs, data[1]),
+        "ours": metrics.f1(outputs, data[1]),
+        "perplexity": F.cross_entropy(outputs, data[1]).exp(),
+    }
+    for part in parts:
+        assert list(found[part]) == list(expected)
+        assert found[part] == pytest.approx({k: float(v) for k, v in expected.items()}, rel=1e-6)
+    again = evaluator(objective, parts, own, workers=2)(objective.x0, ())
+    assert again == found
+
+
+def test_batches_are_read_when_they_are_needed():
+    objective = model(nn.Linear(6, 3).double(), batch())
+    most, open_now = 0, []
+
+    def part():
+        nonlocal most
+        for one in chunks(batch(n=40).data, 4):
+            open_now.append(1)
+            most = max(most, len(open_now))
+            yield one
+
+    @metrics.mean
+    def closing(outputs, targets):
+        open_now.pop()
+        return 0.0
+
+    evaluator(objective, {"test": part}, {"own": closing}, workers=1)(objective.x0, ())
+    assert most == 1
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        (lambda o, y: o[:, 0], r"test: metric 'own' must return one number, got a tensor of shape"),
+        (lambda o, y: None, "must return one number, got None"),
+        (lambda o, y: "good", "must return one number, got 'good'"),
+        (MulticlassF1Score(3, average="none"), r"one number, got a tensor of shape \(3,\)"),
+        (lambda o, y: o.no_such_thing, "metric 'own' failed: AttributeError"),
+        (lambda o: 0.0, "metric 'own' failed: TypeError"),
+        (0.5, "metric 'own' is a float: give a function"),
+    ],
+)
+@pytest.mark.parametrize("part", ["test", "validation", "client_test"])
+def test_wrong_metrics_are_refused_before_the_first_round(metric, words, part):
+    shards = [batch(n=12, seed=i).data for i in range(3)]
+    data = shards if part == "client_test" else shards[0]
+    with pytest.raises(fafed.ConfigError, match=words.replace("test: ", f"{part}.*: ")):
+        fafed.train(
+            nn.Linear(6, 3).double(),
+            shards,
+            Never(),
+            rounds=1,
+            batch_size=4,
+            metrics={"own": metric},
+            **{part: data},
+        )
+
+
+class Never(fafed.FedAvg):
+    """An algorithm whose clients must not be asked."""
+
+    def local(self, grad, down, local, batches):
+        raise AssertionError("a round has begun")
+
+
+def test_a_metric_that_needs_more_than_a_few_examples_is_not_refused():
+    def needs_all(outputs, targets):
+        assert len(targets) == 30
+        return math.nan
+
+    data = batch(n=30).data
+    found = fafed.train(
+        nn.Linear(6, 3).double(),
+        [data],
+        fafed.FedAvg(),
+        rounds=1,
+        batch_size=4,
+        test=data,
+        metrics={"own": needs_all},
+        eval_batch_size=7,
+    )
+    assert math.isnan(found.history[-1].test["own"])
+
+
+def test_accuracy_of_a_regression_is_refused():
+    data = batch(n=30).data[0], torch.zeros(30, 3, dtype=torch.float64)
+    with pytest.raises(fafed.ConfigError, match="test: accuracy needs class numbers"):
+        fafed.train(
+            nn.Linear(6, 3).double(),
+            [data],
+            fafed.FedAvg(),
+            rounds=1,
+            batch_size=4,
+            loss=F.mse_loss,
+            test=data,
+            metrics={"accuracy": accuracy},
+        )
+
+
+# Each client's own test data.
+
+
+def test_every_client_is_measured_on_its_own_data():
+    shards = [batch(n=20 + i, seed=i).data for i in range(12)]
+    tests = [batch(n=5 + i, seed=50 + i).data for i in range(12)]
+    result = fafed.train(
+        nn.Linear(6, 3).double(),
+        shards,
+        fafed.FedAvg(0.1),
+        rounds=2,
+        eval_every=2,
+        batch_size=4,
+        client_test=tests,
+        metrics={"accuracy": accuracy},
+    )
+    first, last = result.history
+    assert (first.clients_test, first.client_values) == ({}, {})
+    with torch.no_grad():
+        own = [float(accuracy(result.model(x), y)) for x, y in tests]
+        losses = [float(F.cross_entropy(result.model(x), y)) for x, y in tests]
+    sizes = [5 + i for i in range(12)]
+    values = last.client_values["clients_test"]
+    assert values["accuracy"] == own
+    assert values["loss"] == pytest.approx(losses, rel=1e-12)
+    found = last.clients_test["accuracy"]
+    assert found["mean"] == pytest.approx(sum(own) / 12)
+    assert found["weighted"] == pytest.approx(
+        sum(a * n for a, n in zip(own, sizes, strict=True)) / sum(sizes)
+    )
+    assert found["std"] == pytest.approx(statistics.pstdev(own))
+    assert (found["worst"], found["worst_decile"], found["clients"]) == (min(own), min(own), 12)
+    assert last.clients_test["loss"]["worst"] == pytest.approx(max(losses))
+
+
+def test_a_share_is_held_out_from_every_client_and_not_trained_on():
+    shards = [batch(n=n, seed=n).data for n in (10, 25, 2)]
+    source = examples_of(shards, batch_size=4)
+    left, held = without_client_test(source, 0.2, seed=3)
+    assert [len(y) for _, y in held] == [2, 5, 1]
+    assert left.examples == (8, 20, 1)
+    for client, (x, _) in enumerate(held):
+        rows = torch.cat([x, left.pool[0][torch.from_numpy(left.parts[client])]])
+        assert torch.equal(rows.sort(0).values, shards[client][0].sort(0).values)
+    assert torch.equal(without_client_test(source, 0.2, seed=3)[1][1][0], held[1][0])
+    assert not torch.equal(without_client_test(source, 0.2, seed=4)[1][1][0], held[1][0])
+    assert torch.equal(source.pool[0], torch.cat([x for x, _ in shards]))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        (1.5, "client_test must be a share between 0 and 1, or a list .* 3 clients, got 1.5"),
+        ([batch().data] * 2, "3 clients, got 2 of them"),
+        ([batch().data, batch().data, batch(d=5).data], r"client_test of client 2: an example is"),
+        ([batch().data, batch(classes=9, n=50).data, batch().data], "client_test of client 1 has"),
+    ],
+)
+def test_wrong_test_data_of_clients_is_refused(wanted, words):
+    shards = [batch(n=10, seed=i).data for i in range(3)]
+    with pytest.raises(fafed.FafedError, match=words):
+        fafed.train(
+            nn.Linear(6, 3).double(), shards, Never(), rounds=1, batch_size=4, client_test=wanted
+        )
+    with pytest.raises(fafed.DataError, match="client 0 has 1 example: client_test"):
+        without_client_test(examples_of([batch(n=1).data]), 0.5, 0)

@@ -23,6 +23,7 @@ momentum and no variance reduction, and a step takes one gradient instead of two
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
@@ -265,9 +266,9 @@ class FAFED(Algorithm[Shared, Down, Local, Message]):
         spared = message.v.element_size() - 1 if self.v_bits == 8 else 0
         return tree.nbytes(message) - spared * message.v.numel()
 
-    def bind_model(self, sizes: Sequence[int]) -> Self:
+    def bind_model(self, shapes: Sequence[Sequence[int]]) -> Self:
         if self.adaptivity == "block" and not self.blocks:
-            return replace(self, blocks=tuple(sizes))
+            return replace(self, blocks=tuple(math.prod(shape) for shape in shapes))
         return self
 
     def diagnostics(self, shared: Shared) -> Mapping[str, Tensor]:

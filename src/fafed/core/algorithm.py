@@ -22,6 +22,7 @@ from fafed.core import tree
 from fafed.core.batch import Batches, Draw
 from fafed.core.gradient import Grad
 from fafed.core.hyper import Rule
+from fafed.core.schedules import Schedule
 from fafed.core.tree import Tree
 from fafed.errors import ConfigError, nearest
 
@@ -122,9 +123,16 @@ class Algorithm(ABC, Generic[Shared, Down, Local, Message]):
         """The shared state for a round whose clients differ from those of the last round."""
         return shared
 
-    def bind_model(self, sizes: Sequence[int]) -> Self:
-        """The same algorithm for a model whose tensors have these numbers of elements."""
+    def bind_model(self, shapes: Sequence[Sequence[int]]) -> Self:
+        """The same algorithm for a model whose parameter tensors have these shapes. They are in the
+        order of x, so x is these tensors one after another."""
         return self
+
+    def bind_run(self, rounds: int, local_steps: int) -> Self:
+        """The same algorithm for a run of this length, which its schedules may need."""
+        rates = {name: own for name, own in vars(self).items() if isinstance(own, Schedule)}
+        bound = {name: rate.bound(rounds * local_steps) for name, rate in rates.items()}
+        return dataclasses.replace(self, **bound) if bound != rates else self
 
     def diagnostics(self, shared: Shared) -> Mapping[str, Tensor]:
         """Scalars about the shared state for the records: name -> scalar."""

@@ -7,8 +7,6 @@ import math
 from collections.abc import Callable
 from typing import Any, TypeGuard, TypeVar
 
-from fafed.core.schedules import Schedule
-
 T = TypeVar("T")
 
 
@@ -21,7 +19,7 @@ class Rule:
     schedule: bool = False
 
     def allows(self, value: object) -> bool:
-        if self.schedule and isinstance(value, Schedule):
+        if self.schedule and callable(value) and not isinstance(value, type):
             return True
         return self.test(value)
 

@@ -72,6 +72,12 @@ def _mix_torch(z: Tensor) -> Tensor:
     return z ^ _shifted(z, 31)
 
 
+def uniform_at(key: int, places: Tensor) -> Tensor:
+    """A number in [0, 1) for each place: a function of the key and the place alone."""
+    mixed = _mix_torch(_mix_torch(places) ^ _signed(key))
+    return _shifted(mixed, 11).to(torch.float64) * 2.0**-53
+
+
 def keep_mask(key: Tensor, shape: torch.Size, p: float) -> Tensor:
     """True with probability 1 - p: a function of the key and the position alone."""
     place = torch.arange(shape.numel(), device=key.device)

@@ -33,10 +33,11 @@ class StudyData:
 
 
 def flatten(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """A flat dictionary: "data.partition.kind" for config["data"]["partition"]["kind"]."""
+    """A flat dictionary: "data.partition.kind" for config["data"]["partition"]["kind"]. A schedule
+    remains one value."""
     flat: dict[str, object] = {}
     for name, value in config.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and "schedule" not in value:
             flat |= flatten(value, f"{prefix}{name}.")
         else:
             flat[f"{prefix}{name}"] = value
@@ -44,5 +45,8 @@ def flatten(config: Mapping[str, object], prefix: str = "") -> dict[str, object]
 
 
 def show(value: object) -> str:
-    """A setting as in TOML, but strings have no quotes."""
+    """A setting as in TOML, but strings have no quotes. A schedule is "linear: peak 0.1, end 0"."""
+    if isinstance(value, Mapping) and "schedule" in value:
+        parts = [f"{name} {show(own)}" for name, own in value.items() if name != "schedule"]
+        return f"{value['schedule']}: {', '.join(parts)}" if parts else str(value["schedule"])
     return value if isinstance(value, str) else json.dumps(value, default=str)

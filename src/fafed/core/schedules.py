@@ -1,14 +1,19 @@
 """Step sizes: small frozen dataclasses called with the step t.
 
 t = 0 is the opening step of FAFED and STEM. t = 1, 2, ... are the local steps. `at(value, t)` reads
-a number or a schedule.
+a number, a schedule, or any other function of the number t.
+
+`Linear` and `Cosine` fall over the whole run. The algorithm learns the length of the run before the
+first round (`Algorithm.bind_run`) and tells it to them.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from dataclasses import Field, dataclass, fields
-from typing import ClassVar
+from collections.abc import Callable
+from dataclasses import Field, dataclass, fields, replace
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -33,12 +38,28 @@ class Schedule(ABC):
                     "every constant of a step-size schedule is positive"
                 )
 
+    def bound(self, steps: int) -> Self:
+        """The same schedule for a run of so many steps."""
+        return self
 
-Rate = float | Schedule
+
+Rate = float | Schedule | Callable[[int], float]
 
 
 def at(rate: Rate, t: Tensor) -> float | Tensor:
-    return rate(t) if isinstance(rate, Schedule) else rate
+    """The rate of step t. A function that is not a `Schedule` is called with t as an integer, so it
+    needs no torch."""
+    if isinstance(rate, Schedule):
+        return rate(t)
+    if not callable(rate):
+        return rate
+    value = float(rate(int(t)))
+    if not (math.isfinite(value) and value >= 0):
+        raise ConfigError(
+            f"the step size of step {int(t)} is {value!r}, given by {rate!r}: "
+            "a schedule must return a finite number >= 0"
+        )
+    return value
 
 
 def along(rate: Rate, t: Tensor, q: int) -> list[float | Tensor]:
@@ -71,6 +92,100 @@ class Power(Schedule):
         if self.every > 1:
             u = (u - 1).clamp(min=0) // self.every
         return self.kappa / (self.w + _real(u)) ** self.exponent
+
+
+@dataclass(frozen=True)
+class Step(Schedule):
+    """kappa factor^u, where u counts whole periods of `every` steps before step t.
+
+    The rate is kappa for the first `every` steps, kappa factor for the next, and so on.
+    """
+
+    kappa: float
+    every: int
+    factor: float = 0.1
+
+    def __call__(self, t: Tensor) -> Tensor:
+        u = (torch.as_tensor(t) - 1).clamp(min=0) // self.every
+        return self.kappa * self.factor ** _real(u)
+
+
+@dataclass(frozen=True)
+class OverRun(Schedule):
+    """Rises to `peak` and falls to `end` times `peak` over the run.
+
+    With T steps, of which W = warmup T (rounded) warm up, and s = max(W, 1):
+    step t <= s has peak t / s. In step t >= s, u = (t - s) / (T - s + 1) of the fall is over. So
+    the peak is in step s, and `end` would be reached one step after the last. No step has the
+    rate 0. The opening step t = 0 has the rate of step 1.
+
+    T is the length of the run, or `over` steps. A run can be made longer later only if `over` says
+    how long it may become: otherwise the step sizes of earlier rounds would change.
+    """
+
+    peak: float
+    end: float = 0.0  # a share of the peak
+    warmup: float = 0.0  # a share of the steps
+    over: int | None = None  # steps; None: those of the run
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        if not self.peak > 0:
+            raise ConfigError(
+                f"{name}.peak must be > 0, got {self.peak!r}: it is the largest step size"
+            )
+        for key, value, what in (
+            ("end", self.end, "the last step size as a share of the peak"),
+            ("warmup", self.warmup, "the share of the steps that warm up"),
+        ):
+            if not 0 <= value < 1:
+                raise ConfigError(f"{name}.{key} must be in [0, 1), got {value!r}: it is {what}")
+        if self.over is not None and (not isinstance(self.over, int) or self.over < 1):
+            raise ConfigError(
+                f"{name}.over must be a number of steps >= 1 or None, got {self.over!r}: "
+                "None takes all steps of the run"
+            )
+
+    def bound(self, steps: int) -> Self:
+        if self.over is None:
+            return replace(self, over=steps)
+        if steps > self.over and not self.end:
+            raise ConfigError(
+                f"{type(self).__name__}.over is {self.over} steps, the run has {steps} (rounds "
+                "times local_steps): the step size would be 0 after that; make over at least as "
+                "large, or give an end > 0"
+            )
+        return self
+
+    def __call__(self, t: Tensor) -> Tensor:
+        if self.over is None:
+            raise ConfigError(
+                f"{self} does not know how long the run is: give it over= a number of steps, or "
+                "call bind_run(rounds, local_steps) of the algorithm first"
+            )
+        now = _real(t).clamp(min=1)
+        s = max(round(self.warmup * self.over), 1)
+        u = ((now - s) / (self.over - s + 1)).clamp(0, 1)
+        risen = (now / s).clamp(max=1)
+        return self.peak * risen * (self.end + (1 - self.end) * self._left(u))
+
+    @abstractmethod
+    def _left(self, u: Tensor) -> Tensor:
+        """What is left of the fall after the share u of it: 1 at u = 0, and 0 at u = 1."""
+
+
+class Linear(OverRun):
+    """A straight fall. The rest is said in `OverRun`."""
+
+    def _left(self, u: Tensor) -> Tensor:
+        return 1 - u
+
+
+class Cosine(OverRun):
+    """A fall along half a cosine. The rest is said in `OverRun`."""
+
+    def _left(self, u: Tensor) -> Tensor:
+        return (1 + torch.cos(math.pi * u)) / 2
 
 
 @dataclass(frozen=True)
@@ -147,3 +262,15 @@ class StemMomentum(Schedule):
         c = 64 * self.L**2 / (self.b * self.N)
         c += self.sigma**2 / (24 * step.kappa**3 * self.L * self.q)
         return torch.clamp(c * step(torch.as_tensor(t) - 1) ** 2, max=1.0)
+
+
+NAMED: dict[str, type[Schedule]] = {  # as experiment files name them
+    "linear": Linear,
+    "cosine": Cosine,
+    "step": Step,
+    "power": Power,
+    "theory-step": TheoryStep,
+    "theory-momentum": TheoryMomentum,
+    "stem-step": StemStep,
+    "stem-momentum": StemMomentum,
+}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -16,17 +16,18 @@ from fafed.core import plugins, randomness, tree
 from fafed.core.batch import Batch, labels_of
 from fafed.data import partition
 from fafed.data.checks import check_measured
+from fafed.data.client_test import without_client_test
 from fafed.data.sources.examples import Columns, Examples, Indices, Source, examples_of
 from fafed.data.sources.streams import Streams, passage
 from fafed.engines.ranks import Ranks
 from fafed.errors import ConfigError, DataError, nearest
 from fafed.experiments.config import Experiment
-from fafed.objectives import metrics
 from fafed.objectives.base import Loss, Metric
 from fafed.objectives.batches import MODEL
+from fafed.objectives.metrics import METRICS
 from fafed.objectives.module import Model
 from fafed.training.build import build
-from fafed.training.evaluation import Parts, chunks, evaluator
+from fafed.training.evaluation import Part, Parts, chunked, evaluator
 from fafed.training.loop import Run
 
 T = TypeVar("T")
@@ -36,7 +37,6 @@ LOSSES: dict[str, Loss | str] = {
     "token_cross_entropy": models.token_cross_entropy,
     "mse": F.mse_loss,
 }
-METRICS: dict[str, Metric] = {"accuracy": metrics.accuracy}
 
 
 class Shards(NamedTuple):
@@ -47,6 +47,7 @@ class Shards(NamedTuple):
     counts: list[list[int]] | None  # clients x classes
     classes: list[str] | None
     text: bool
+    client_test: tuple[Part, ...] = ()  # of each client, if there is such data
 
 
 class Prepared(NamedTuple):
@@ -68,7 +69,15 @@ def prepare(
     shards = shard(experiment)
     device = ranks.device(experiment.device) if ranks else experiment.device
     goal = model(experiment, text=shards.text, device=device)
-    measured = shards.measured if ranks is None or ranks.rank == 0 else {}
+    leads = ranks is None or ranks.rank == 0
+    measure = evaluator(
+        goal,
+        shards.measured if leads else {},
+        chosen(experiment, text=shards.text),
+        clients=shards.client_test if leads else (),
+        workers=workers,
+        threads=threads,
+    )
     run = build(
         experiment.algorithm_object(shards.source.epoch_steps),
         goal,
@@ -80,17 +89,17 @@ def prepare(
         weights=experiment.weights,
         participation=experiment.participation,
         failure=experiment.failure,
-        measure=evaluator(
-            goal, measured, chosen(experiment, text=shards.text), workers=workers, threads=threads
-        ),
+        measure=measure,
         measure_every=experiment.eval_every,
         workers=workers,
         threads=threads,
         ranks=ranks,
     )
-    if isinstance(shards.source, Examples):
-        ignored = goal.averaged.ignored
-        check_measured(shards.measured, goal.classes, shards.source.pool, ignored)
+    if measure is not None:
+        if isinstance(shards.source, Examples):
+            ignored = goal.averaged.ignored
+            check_measured(measure.all_parts(), goal.classes, shards.source.pool, ignored)
+        measure.check()
     return Prepared(run, goal, shards)
 
 
@@ -107,8 +116,8 @@ def model(experiment: Experiment, *, text: bool, device: str | None = None) -> M
 
 
 def chosen(experiment: Experiment, *, text: bool) -> dict[str, Metric]:
-    """The experiment's metrics. For a text only the loss is evaluated."""
-    return {} if text else {name: _metric(name) for name in experiment.metrics}
+    """The experiment's metrics."""
+    return {name: _metric(name) for name in experiment.metric_names(text=text)}
 
 
 def shard(experiment: Experiment) -> Shards:
@@ -136,16 +145,27 @@ def _images(experiment: Experiment, images: datasets.Images) -> Shards:
     kept, held = held_out(len(labels), wanted.validation, experiment.seed)
     how = partition.build(dataset=wanted.name, **wanted.partition)
     parts = [kept[p] for p in how.split(labels[kept], wanted.clients, experiment.seed)]
-    source = Examples(images.train, parts, **sizes(experiment))
-    measured = {"test": _chunks(images.test)} | _sampled(experiment, images.train, parts)
+    source, tests = without_client_test(
+        Examples(images.train, parts, **sizes(experiment)),
+        wanted.client_test or None,
+        experiment.seed,
+    )
+    parts, chunks = source.parts, partial(chunked, size=experiment.eval_batch_size)
+    measured = {"test": chunks(images.test)} | _sampled(experiment, images.train, parts)
     if len(held):
-        measured["validation"] = _chunks(_rows(images.train, held))
+        measured["validation"] = chunks(_rows(images.train, held))
     counts = datasets.counts(labels, parts, len(images.classes)).tolist()
-    return Shards(source, measured, counts, list(images.classes), text=False)
+    classes = list(images.classes)
+    return Shards(source, measured, counts, classes, False, tuple(map(chunks, tests)))
 
 
 def _text(experiment: Experiment, text: datasets.Text) -> Shards:
     wanted = experiment.data
+    if wanted.client_test:
+        raise ConfigError(
+            f"data.client_test = {wanted.client_test}: a text is read from its beginning to its "
+            "end, so no share of it can be held out; set it to 0"
+        )
     how = partition.build("contiguous")
     parts = how.split(np.arange(len(text.train)), wanted.clients, experiment.seed)
     source = Streams(text.train, parts, bptt=wanted.bptt, **sizes(experiment))
@@ -158,7 +178,8 @@ def _text(experiment: Experiment, text: datasets.Text) -> Shards:
 
 def _own(experiment: Experiment, own: datasets.Own) -> Shards:
     source = examples_of(own.clients, **sizes(experiment))
-    measured = {} if own.test is None else {"test": _chunks(own.test)}
+    chunks = partial(chunked, size=experiment.eval_batch_size)
+    measured = {} if own.test is None else {"test": chunks(own.test)}
     if experiment.data.validation:
         kept = [
             held_out(n, experiment.data.validation, experiment.seed + i)
@@ -172,7 +193,11 @@ def _own(experiment: Experiment, own: datasets.Own) -> Shards:
                 f"with at most {max(source.examples)}: hold out more, or set it to 0"
             )
         source = Examples(source.pool, parts, **sizes(experiment))
-        measured["validation"] = _chunks(_rows(source.pool, held))
+        measured["validation"] = chunks(_rows(source.pool, held))
+    source, tests = without_client_test(
+        source, experiment.data.client_test or None, experiment.seed
+    )
+    own_tests = tuple(map(chunks, tests))
     measured |= _sampled(experiment, source.pool, source.parts)
     labels = labels_of(source.pool)
     if (
@@ -182,10 +207,11 @@ def _own(experiment: Experiment, own: datasets.Own) -> Shards:
         or not len(labels)
         or int(labels.min()) < 0
     ):
-        return Shards(source, measured, None, None, text=False)
+        return Shards(source, measured, None, None, False, own_tests)
     classes = int(labels.max()) + 1
     counts = datasets.counts(labels.numpy(), source.parts, classes).tolist()
-    return Shards(source, measured, counts, [str(i) for i in range(classes)], text=False)
+    names = [str(i) for i in range(classes)]
+    return Shards(source, measured, counts, names, False, own_tests)
 
 
 def held_out(n: int, share: float, seed: int) -> tuple[Indices, Indices]:
@@ -205,7 +231,8 @@ def _sampled(
     if not count:
         return {}
     order = randomness.permutations(randomness.keys("train sample", experiment.seed), len(used))
-    return {"train": _chunks(_rows(pool, np.sort(used[order[:count]])))}
+    rows = _rows(pool, np.sort(used[order[:count]]))
+    return {"train": chunked(rows, experiment.eval_batch_size)}
 
 
 def _rows(pool: Columns, rows: Indices) -> Columns:
@@ -218,10 +245,6 @@ def sizes(experiment: Experiment) -> dict[str, Any]:
     if anchor is None and isinstance(b, int):
         anchor = b * experiment.local_steps
     return {"batch_size": b, "anchor_size": anchor, "seed": experiment.seed}
-
-
-def _chunks(data: Columns) -> Callable[[], Iterable[Batch]]:
-    return lambda: chunks(data)
 
 
 def _loss(name: str, text: bool) -> Loss | str:

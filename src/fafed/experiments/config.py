@@ -9,7 +9,8 @@
     eta = 0.01                           eta = 0.1                   # `fafed compare`
 
 The tables of the model, the partition and the algorithm take its options. A step size is a number
-or a schedule, `eta = { schedule = "power", kappa = 20.0, every = "epoch" }`.
+or a schedule, `eta = { schedule = "linear", peak = 0.1, warmup = 0.1 }` or
+`eta = { schedule = "power", kappa = 20.0, every = "epoch" }` (`fafed.schedules`).
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class Data(Part):
     clients: int = Field(default=20, ge=1)
     partition: dict[str, Any] = {"kind": "moderate"}
     validation: float = Field(default=0.0, ge=0, lt=1)  # share of the training data held out
+    client_test: float = Field(default=0.0, ge=0, lt=1)  # share of each client's data to test on
     train_sample: int = Field(default=5000, ge=0)  # examples to evaluate the training loss on
     bptt: int = Field(default=35, ge=1)  # text: tokens per step and column
 
@@ -83,6 +85,7 @@ class Experiment(Part):
     threads: int = Field(default=1, ge=1)  # fixed, because it can change the last digits
     device: str = "cpu"
     eval_every: int = Field(default=1, ge=1)
+    eval_batch_size: int | None = Field(default=None, ge=1)  # examples in a forward pass; 1000
     checkpoint_every: int = Field(default=1, ge=1)
     weights: Literal["uniform", "examples"] | list[float] = "uniform"
     participation: float | list[list[int]] = 1.0
@@ -91,7 +94,7 @@ class Experiment(Part):
     weight_decay: float = Field(default=0.0, ge=0)
     amp: Literal["bf16"] | None = None  # mixed precision
     loss: str = "auto"  # cross_entropy, mse, or "module:function"
-    metrics: list[str] = ["accuracy"]
+    metrics: list[str] = ["accuracy"]  # of `fafed.metrics`, or "module:name"
     data: Data
     model: Named
     algorithm: Named
@@ -133,9 +136,22 @@ class Experiment(Part):
     @property
     def digest(self) -> str:
         """A hash of everything that decides the numbers of a round. A checkpoint carries it. The
-        number of rounds is not part of it: more rounds do not change earlier ones. "v2" is the
-        version of this rule."""
-        return f"v2-{_hash(self._decisive() | {'rounds': None})}"
+        number of rounds is not part of it: more rounds do not change earlier ones. (They do if a
+        schedule falls over the whole run. Then it is.) "v2" is the version of this rule."""
+        rounds = self.rounds if self.over_all_rounds else None
+        return f"v2-{_hash(self._decisive() | {'rounds': rounds})}"
+
+    @property
+    def over_all_rounds(self) -> list[str]:
+        """The settings of the algorithm whose schedules fall over the whole run, so that another
+        number of rounds would change earlier rounds."""
+        return [
+            name
+            for name, value in self.algorithm.options.items()
+            if isinstance(value, Mapping)
+            and value.get("schedule") in ("linear", "cosine")
+            and value.get("over") is None
+        ]
 
     @property
     def fingerprint(self) -> str:
@@ -149,6 +165,12 @@ class Experiment(Part):
         for key in ("name", "settings", "search", "checkpoint_every"):
             content.pop(key, None)
         return _without_later(type(self), content)
+
+    def metric_names(self, *, text: bool) -> list[str]:
+        """The metrics that are evaluated. The default, accuracy, is left out where there are no
+        classes: for a text, and with the loss mse."""
+        no_classes = text or self.loss == "mse"
+        return [] if no_classes and self.metrics == ["accuracy"] else self.metrics
 
     @property
     def label(self) -> str:
@@ -183,7 +205,7 @@ class Experiment(Part):
         chosen = (self.algorithm.name, self.algorithm.options)
         for name, settings in (chosen, *self.settings.items()):
             if ":" not in name:  # the user's own code: a silo asks its allow-list first
-                self._algorithm(name, settings, 1)
+                self._algorithm(name, settings, 1).bind_run(self.rounds, self.local_steps)
         if self.data.name is not None:
             if self.data.name not in DATASETS:
                 raise ConfigError(
@@ -194,6 +216,12 @@ class Experiment(Part):
 
     def algorithm_object(self, epoch_steps: int) -> AnyAlgorithm:
         return self._algorithm(self.algorithm.name, self.algorithm.options, epoch_steps)
+
+    def bound_algorithm(self, epoch_steps: int, shapes: Sequence[Sequence[int]]) -> AnyAlgorithm:
+        """The algorithm for a model with parameters of these shapes and for this run's length, as
+        `training.build` makes it in simulation."""
+        algorithm = self.algorithm_object(epoch_steps)
+        return algorithm.bind_model(shapes).bind_run(self.rounds, self.local_steps)
 
     def _algorithm(
         self, name: str, settings: Mapping[str, object], epoch_steps: int
@@ -212,13 +240,7 @@ def _setting(name: str, value: object, units: Mapping[str, int]) -> object:
         return tuple(value)
     if not isinstance(value, Mapping):
         return value
-    kinds: dict[str, type[schedules.Schedule]] = {
-        "power": schedules.Power,
-        "theory-step": schedules.TheoryStep,
-        "theory-momentum": schedules.TheoryMomentum,
-        "stem-step": schedules.StemStep,
-        "stem-momentum": schedules.StemMomentum,
-    }
+    kinds = schedules.NAMED
     options = dict(value)
     kind = options.pop("schedule", None)
     if kind not in kinds:

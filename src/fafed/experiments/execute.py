@@ -193,6 +193,8 @@ def _start(place: RunDir, experiment: Experiment) -> _Start:
         log.warning("%s; trying the one before it", causes[-1])
     if there or lines.there > experiment.checkpoint_every:
         why = "; ".join(causes) or f"{place.checkpoints} has none, {place._records} has records"
+        if experiment.over_all_rounds:
+            why += f". {_rounds_matter(experiment)}"
         raise FafedError(
             f"{place.path} cannot go on, because no checkpoint can be used: {why}. Restore the "
             "files from a backup, or set experiment.toml back if it was changed. To start again "
@@ -201,6 +203,17 @@ def _start(place: RunDir, experiment: Experiment) -> _Start:
     if lines.there:  # killed before the first checkpoint
         place.set_aside()
     return _Start(None, (), read(place._records), [])
+
+
+def _rounds_matter(experiment: Experiment) -> str:
+    names = ", ".join(f"algorithm.{name}" for name in experiment.over_all_rounds)
+    return (
+        f"The schedule of {names} falls over all rounds of the run, so another number of rounds "
+        "(now rounds is "
+        f"{experiment.rounds}) changes rounds that are already made. Set rounds back, or start a "
+        "new run whose schedule has over = the number of steps that it may have in the end "
+        "(rounds times local_steps)"
+    )
 
 
 def _same(place: RunDir, experiment: Experiment) -> bool:

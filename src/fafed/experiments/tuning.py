@@ -271,7 +271,7 @@ def _trial(plan: SearchPlan, trial: optuna.Trial) -> float:
 def _validation_direction(experiment: Experiment) -> Direction:
     known = DATASETS.get(experiment.data.name or "")
     text = known is not None and known.text  # a text has only a loss
-    return "maximize" if "accuracy" in experiment.metrics and not text else "minimize"
+    return "maximize" if "accuracy" in experiment.metric_names(text=text) else "minimize"
 
 
 def _forget_interrupted(study: optuna.Study) -> None:

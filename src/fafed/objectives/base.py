@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +18,23 @@ from fafed.kernels.network import Network
 Loss = Callable[[Any, Any], Tensor]
 
 
-Metric = Callable[[Any, Any], Tensor | float]
+class StatefulMetric(Protocol):
+    """A metric that sees the batches one after another, such as those of torchmetrics."""
+
+    def update(self, outputs: Any, targets: Any, /) -> object: ...
+    def compute(self) -> Any: ...
+    def reset(self) -> object: ...
+
+
+Metric = Callable[[Any, Any], Tensor | float] | StatefulMetric  # see `fafed.objectives.metrics`
+
+
+class Totals(NamedTuple):
+    """What some batches add to an evaluation."""
+
+    sums: dict[str, tuple[float, float]]  # the loss and each metric that is a mean, with divisors
+    examples: int
+    outputs: list[tuple[Any, Any]]  # outputs and targets of each batch on the CPU, if asked for
 
 
 class Memory(NamedTuple):
@@ -57,9 +73,9 @@ class Objective(ABC):
         self.weight_decay = weight_decay
 
     @property
+    @abstractmethod
     def shapes(self) -> Sequence[Sequence[int]]:
         """The shape of each parameter tensor."""
-        return [(size,) for size in self.sizes]
 
     @property
     def dtype(self) -> torch.dtype:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils import _pytree as pytree
 
 from fafed.core import randomness, tree
 from fafed.core.batch import Batch, Picked, labels_of
@@ -25,9 +26,9 @@ from fafed.errors import ConfigError
 from fafed.kernels import build
 from fafed.kernels.network import Network
 from fafed.kernels.vmap_bridge import wrapped
-from fafed.objectives import probing
+from fafed.objectives import metrics, probing
 from fafed.objectives.autocast import autocast, setting
-from fafed.objectives.base import Evaluation, Loss, Memory, Metric, Objective
+from fafed.objectives.base import Evaluation, Loss, Memory, Objective, Totals
 from fafed.objectives.batches import (
     MODEL,
     arguments,
@@ -39,7 +40,6 @@ from fafed.objectives.batches import (
 )
 from fafed.objectives.copies import aliases, copied, moved, refuse_what_a_copy_loses, uncompiled
 from fafed.objectives.labels import IGNORED, Averaged, averaged
-from fafed.objectives.metrics import accuracy
 from fafed.objectives.probing import forked
 
 _GENERATOR = threading.Lock()
@@ -182,25 +182,32 @@ class Model(Objective):
         x: Tensor,
         buffers: tuple[Tensor, ...],
         batches: Iterable[Batch],
-        metrics: Mapping[str, Metric],
-    ) -> dict[str, tuple[float, float]]:
-        """The sum of the loss and of each metric in eval mode, and its divisor: the number of
-        examples, or of labels that count in that mean (`fafed.objectives.labels`)."""
-        means = {"loss": self.averaged} | {name: averaged(own) for name, own in metrics.items()}
-        totals = dict.fromkeys(means, (0.0, 0.0))
-        memory = Memory(buffers)
+        means: Mapping[str, Callable[..., Any]],
+        *,
+        keep: bool = False,
+    ) -> Totals:
+        """The sum of the loss and of each metric that is a mean, in eval mode, and its divisor: the
+        number of examples, or of labels that count in that mean (`fafed.objectives.labels`).
+        `keep`: the outputs and targets as well, on the CPU."""
+        known = {"loss": self.averaged} | {name: averaged(own) for name, own in means.items()}
+        sums = dict.fromkeys(known, (0.0, 0.0))
+        memory, examples, outputs = Memory(buffers), 0, []
         module = self._own_module().eval()
         try:
             with torch.no_grad():
                 for batch in batches:
-                    loss, found, memory = self._measured(x, self.here(batch), memory, metrics)
-                    for name, mean in {"loss": loss, **found}.items():
-                        if weight := self._weight(means[name], batch.data):
-                            total, count = totals[name]
-                            totals[name] = total + float(mean) * weight, count + weight
+                    here = self.here(batch)
+                    found, given, memory = self._measured(x, here, memory, means, keep)
+                    examples += examples_in(batch.data)
+                    for name, value in found.items():
+                        if weight := self._weight(known[name], batch.data):
+                            total, count = sums[name]
+                            sums[name] = total + float(value) * weight, count + weight
+                    if keep:
+                        outputs.append(_on_cpu((given, compared(batch.data))))
         finally:
             module.train()
-        return totals
+        return Totals(sums, examples, outputs)
 
     def _labels(self, data: Any) -> Tensor | None:
         """The labels that a mean may count; None if there are none."""
@@ -216,11 +223,17 @@ class Model(Objective):
         return float(weight)
 
     def _measured(
-        self, x: Tensor, batch: Batch, memory: Memory, metrics: Mapping[str, Metric]
-    ) -> tuple[Tensor, dict[str, Tensor | float], Memory]:
-        if self.fused and not metrics:
+        self,
+        x: Tensor,
+        batch: Batch,
+        memory: Memory,
+        means: Mapping[str, Callable[..., Any]],
+        keep: bool,
+    ) -> tuple[dict[str, Any], Any, Memory]:
+        """The loss and the means of one batch, its outputs, and the memory after it."""
+        if self.fused and not means and not keep:
             loss, memory = self._loss(x, batch, memory)
-            return loss, {}, memory
+            return {"loss": loss}, None, memory
         known = self.network
         if known is not None and build.available(known.dtype) and known.takes(*batch.data):
             outputs = known.outputs(x, batch.data[0])
@@ -228,18 +241,20 @@ class Model(Objective):
             with self._seeded(batch.key):
                 outputs, memory = self._outputs(x, batch, memory)
         with _METRICS:
-            found = {n: self._metric(own, outputs, batch.data) for n, own in metrics.items()}
-        return self._loss_of(outputs, batch.data), found, memory
+            found = {n: self._metric(own, outputs, batch.data) for n, own in means.items()}
+        return {"loss": self._loss_of(outputs, batch.data), **found}, outputs, memory
 
-    def _metric(self, metric: Metric, outputs: Any, data: Any) -> Tensor | float:
+    def _metric(self, metric: Callable[..., Any], outputs: Any, data: Any) -> Any:
         """A metric of (outputs, targets), or of (output, batch) if the batch is a mapping. Of a
-        mapping, accuracy compares the logits with the labels that count."""
-        if not isinstance(data, Mapping) or plain(metric) is not accuracy:
+        mapping, the metrics of `fafed.metrics` compare the logits with the labels that count."""
+        own = getattr(plain(metric), "__module__", None) == metrics.__name__
+        if not (own and isinstance(data, Mapping)):
             return metric(outputs, compared(data))
         scores, labels = scores_of(outputs), self._labels(data)
         if scores is None or labels is None:
+            name = getattr(plain(metric), "__name__", metric)
             raise ConfigError(
-                f"accuracy needs output.logits and batch['labels'], got a "
+                f"{name} needs output.logits and batch['labels'], got a "
                 f"{type(outputs).__name__} and a batch with {', '.join(map(repr, data))}: give "
                 "a metric of your own, a function of (output, batch)"
             )
@@ -396,3 +411,7 @@ class Model(Objective):
 def _buffer(module: nn.Module, name: str) -> Any:
     owner, _, attribute = name.rpartition(".")
     return module.get_submodule(owner)._buffers.get(attribute)
+
+
+def _on_cpu(value: Any) -> Any:
+    return pytree.tree_map_only(Tensor, lambda leaf: leaf.cpu(), value)

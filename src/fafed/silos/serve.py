@@ -68,7 +68,7 @@ def serve(
         shards = _measured(experiment, measure)
         goal = assemble.model(experiment, text=shards.text)
         memory.park(goal, place.path)
-        algorithm = experiment.algorithm_object(known["epoch_steps"]).bind_model(goal.sizes)
+        algorithm = experiment.bound_algorithm(known["epoch_steps"], goal.shapes)
         metrics = assemble.chosen(experiment, text=shards.text)
         found = evaluator(goal, shards.measured, metrics, threads=experiment.threads)
         silos = Silos(
@@ -235,7 +235,7 @@ def _tried(measured: Measure | None, goal: Model, parts: Parts, file: str | None
         try:
             goal.probe(goal.here(next(iter(next(iter(parts.values()))()))))
             if file != "share":
-                measured(goal.x0, goal.start().buffers)
+                measured(goal.x0, goal.start().buffers, 0)
         except Exception as cause:
             raise ConfigError(
                 f"{type(goal.module).__name__} cannot be measured on {file}: {cause}"

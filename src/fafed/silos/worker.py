@@ -240,7 +240,7 @@ class Worker:
     def _algorithm(self, run: str, part: Part, facts: Facts) -> AnyAlgorithm:
         epoch_steps = messages.number(facts, "epoch_steps", whole=True)
         if (run, epoch_steps) not in self.algorithms:  # keep one: memory must not fill up
-            made = part.experiment.algorithm_object(epoch_steps).bind_model(part.goal.sizes)
+            made = part.experiment.bound_algorithm(epoch_steps, part.goal.shapes)
             self.algorithms = {(run, epoch_steps): made}
         return self.algorithms[run, epoch_steps]
 

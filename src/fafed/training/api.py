@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +14,14 @@ from fafed.core import randomness
 from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.records import History
 from fafed.data.checks import check_measured
+from fafed.data.client_test import without_client_test
 from fafed.data.sources.examples import BatchSize, as_tensors, examples_of
 from fafed.errors import ConfigError
 from fafed.objectives import module as objectives
 from fafed.objectives.base import Loss, Metric
 from fafed.training.build import build
 from fafed.training.cohort import Participation
-from fafed.training.evaluation import chunks, evaluator
+from fafed.training.evaluation import chunked, evaluator
 from fafed.training.loop import Diverged
 
 
@@ -46,6 +46,7 @@ def train(
     loss: Loss | str = F.cross_entropy,
     test: object = None,
     validation: object = None,
+    client_test: float | Sequence[object] | None = None,
     metrics: Mapping[str, Metric] | None = None,
     output: str = "last",
     seed: int = 0,
@@ -57,6 +58,7 @@ def train(
     clip: float | None = None,
     weight_decay: float = 0.0,
     eval_every: int = 1,
+    eval_batch_size: int | None = None,
     device: torch.device | str | None = None,
     amp: str | None = None,
     workers: int | None = None,
@@ -66,10 +68,16 @@ def train(
 
     clients: for each client a Dataset, a tuple of tensors (inputs, targets), or a mapping of names
         to tensors such as {"input_ids": ..., "labels": ...}.
-    loss, metrics: functions of (outputs, targets), means over the batch. If the data are mappings:
-        functions of (output, batch), and loss="model" is the loss that the model returns. Labels
-        that equal the loss's `ignore_index` do not count in any mean. A batch without other labels
-        has a gradient of zero and no loss. For the details see `help("fafed.objectives.labels")`.
+    loss: a function of (outputs, targets), the mean over the batch. If the data are mappings: a
+        function of (output, batch), or "model" for the loss that the model returns. Labels that
+        equal its `ignore_index` do not count in any mean. A batch without other labels has a
+        gradient of zero and no loss. For the details see `help("fafed.objectives.labels")`.
+    metrics: functions of (outputs, targets) of the whole test set, objects with update, compute
+        and reset (torchmetrics), or functions marked with `fafed.metrics.mean`: see
+        `help("fafed.metrics")`.
+    client_test: test data of each client: a list, or a share of each client's data that is held
+        out, such as 0.2. Records then have `clients_test`: mean, spread and worst over the clients.
+    eval_batch_size: examples in one forward pass of an evaluation: 1000, or 50 for mappings.
     batch_size: examples per local step, or "full" for the client's whole data, in order.
     output: which model to return: "last", "random_round" (as in theorems), or "best_val" (lowest
         validation loss).
@@ -93,14 +101,23 @@ def train(
     if opening_batch_size is None and isinstance(batch_size, int) and isinstance(local_steps, int):
         opening_batch_size = batch_size * local_steps
     source = examples_of(clients, batch_size=batch_size, anchor_size=opening_batch_size, seed=seed)
+    source, own_tests = without_client_test(source, client_test, seed)
     objective = objectives.Model(
         model, loss, clip=clip, weight_decay=weight_decay, device=device, amp=amp
     )
     held_out = {
-        part: partial(chunks, as_tensors(data, part))
+        part: chunked(as_tensors(data, part), eval_batch_size)
         for part, data in (("test", test), ("validation", validation))
         if data is not None
     }
+    measure = evaluator(
+        objective,
+        held_out,
+        metrics or {},
+        clients=[chunked(data, eval_batch_size) for data in own_tests],
+        workers=workers,
+        threads=threads,
+    )
     run = build(
         algorithm,
         objective,
@@ -112,12 +129,16 @@ def train(
         weights=weights,
         participation=participation,
         failure=failure,
-        measure=evaluator(objective, held_out, metrics or {}, workers=workers, threads=threads),
+        measure=measure,
         measure_every=eval_every,
         workers=workers,
         threads=threads,
     )
-    check_measured(held_out, objective.classes, source.pool, objective.averaged.ignored)
+    if measure is not None:
+        check_measured(
+            measure.all_parts(), objective.classes, source.pool, objective.averaged.ignored
+        )
+        measure.check()
     history, chosen, lowest = History(), run.state, math.inf
     try:
         for record in run:

@@ -15,7 +15,7 @@ from fafed.errors import ConfigError
 from fafed.objectives import module as objectives
 from fafed.objectives.function import Function
 from fafed.training.cohort import Cohort, Participation
-from fafed.training.loop import Run
+from fafed.training.loop import Run, check_lengths
 
 
 def build(
@@ -48,7 +48,8 @@ def build(
         objective.probe(batch)
         clients, ignored = range(len(source.examples)), objective.averaged.ignored
         check_labels(source, clients, objective.classes, ignored)
-    algorithm = algorithm.bind_model(objective.sizes)
+    check_lengths(rounds, local_steps)
+    algorithm = algorithm.bind_model(objective.shapes).bind_run(rounds, local_steps)
     population = len(source.examples)
     cohort = Cohort(population, participation=participation, failure=failure, seed=seed)
     simulation = Simulation(

@@ -1,24 +1,217 @@
-"""Evaluation of the server's model after a round."""
+"""Evaluation of the server's model after a round: on common data, and on each client's own."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from fafed.core import tree
 from fafed.core.batch import Batch
+from fafed.core.records import MOST_CLIENTS, higher_is_better, summary
+from fafed.data.client_test import part_name
 from fafed.data.sources.examples import Columns
 from fafed.engines.worker_pool import WorkerPool
-from fafed.objectives.base import Metric
-from fafed.objectives.metrics import accuracy
+from fafed.errors import ConfigError, FafedError
+from fafed.objectives.base import Metric, Totals
+from fafed.objectives.metrics import as_mean, bound, has_state, one_number
 from fafed.objectives.module import Model
-from fafed.training.loop import Measure
 
-Parts = Mapping[str, Callable[[], Iterable[Batch]]]  # keys: "train", "test", "validation"
+Part = Callable[[], Iterable[Batch]]
+Parts = Mapping[str, Part]  # keys: "train", "test", "validation"
+EVAL_BATCH_SIZE = 1000  # examples in one forward pass
+EVAL_MAPPING_SIZE = 50  # the same if batches are mappings
+PROBED = 8  # examples that metrics are tried on before the first round
+K = TypeVar("K")
+
+
+class Evaluator:
+    """Computes the loss and the metrics of a model on each part of the data.
+
+    Labels that the loss or a metric ignores do not count (`fafed.objectives.labels`). The metrics
+    in `fafed.metrics` ignore the same labels as the loss.
+
+    Workers share the batches. The batches of a text depend on each other, so one worker reads the
+    whole text. Metrics see the batches in order. No digit depends on which worker computes what.
+    """
+
+    def __init__(
+        self,
+        objective: Model,
+        parts: Parts,
+        metrics: Mapping[str, Metric],
+        *,
+        clients: Sequence[Part] = (),
+        workers: int | None = None,
+        threads: int = 1,
+    ) -> None:
+        """clients: the test data of each client."""
+        self.objective, self.parts = objective, parts
+        self.clients = dict(enumerate(clients))
+        self.worker_pool = WorkerPool(workers, threads)
+        self.means: dict[str, Callable[..., Any]] = {}
+        self.finish: dict[str, Callable[[float], float]] = {"loss": float}
+        self.whole: dict[str, Callable[..., Any]] = {}
+        self.stateful: dict[str, Any] = {}
+        self.higher = {"loss": False}
+        for name, metric in metrics.items():
+            self._sort(name, metric)
+        self.names = ["loss", *metrics]
+
+    def _sort(self, name: str, given: Metric) -> None:
+        if name == "loss":
+            raise ConfigError("a metric cannot be called 'loss': the loss is always evaluated")
+        metric: Any = bound(given, self.objective.averaged.ignored)
+        own = getattr(given, "higher_is_better", None)
+        self.higher[name] = own if isinstance(own, bool) else higher_is_better(name)
+        if has_state(metric):
+            self.stateful[name] = metric
+        elif not callable(metric):
+            raise ConfigError(
+                f"metric {name!r} is a {type(metric).__name__}: give a function of (outputs, "
+                "targets), or an object with update, compute and reset"
+            )
+        elif (found := as_mean(metric)) is not None:
+            self.means[name], self.finish[name] = found
+        else:
+            self.whole[name] = metric
+
+    def __call__(
+        self, x: Tensor, buffers: tuple[Tensor, ...], step: int = 0
+    ) -> dict[str, Mapping[str, Any]]:
+        """Part -> name -> number. With test data of the clients, also the summaries over them.
+        `step` is the number of local steps made so far."""
+        found = self._of_parts(x, buffers, self.parts)
+        result: dict[str, Mapping[str, Any]] = {part: one for part, (one, _) in found.items()}
+        if self.clients:
+            result |= self._of_clients(x, buffers, step)
+        return result
+
+    def _of_clients(
+        self, x: Tensor, buffers: tuple[Tensor, ...], step: int
+    ) -> dict[str, Mapping[str, Any]]:
+        found = {"clients_test": self._of_parts(x, buffers, self.clients)}
+        result: dict[str, Mapping[str, Any]] = {}
+        values: dict[str, dict[str, list[float]]] = {}
+        for part, own in found.items():
+            columns = {name: [one[name] for one, _ in own.values()] for name in self.names}
+            examples = [count for _, count in own.values()]
+            result[part] = {
+                name: summary(column, examples, higher=self.higher[name])
+                for name, column in columns.items()
+            }
+            values[part] = columns
+        if len(self.clients) <= MOST_CLIENTS:
+            result["client_values"] = values
+        return result
+
+    def _of_parts(
+        self, x: Tensor, buffers: tuple[Tensor, ...], parts: Mapping[K, Part]
+    ) -> dict[K, tuple[dict[str, float], int]]:
+        """For each part its numbers, and how many examples it has."""
+
+        def jobs() -> Iterator[tuple[K, Callable[[], Totals]]]:
+            for key, batches in parts.items():
+                whole: Iterable[Iterable[Batch]] = (
+                    [batches()] if self.objective.recurrent else ([one] for one in batches())
+                )
+                for job in whole:
+                    yield key, partial(self._totals, x, buffers, job)
+
+        return self._collected(parts, jobs())
+
+    def _totals(self, x: Tensor, buffers: tuple[Tensor, ...], batches: Iterable[Batch]) -> Totals:
+        keep = bool(self.whole or self.stateful)
+        return self.objective.totals(x, buffers, batches, self.means, keep=keep)
+
+    def _collected(
+        self, keys: Iterable[K], jobs: Iterable[tuple[K, Callable[[], Totals]]]
+    ) -> dict[K, tuple[dict[str, float], int]]:
+        """Run the jobs. Those of one key follow each other."""
+        result: dict[K, tuple[dict[str, float], int]] = {}
+        current, collected = None, _Collected(self)
+        tagged = (partial(_with_key, key, job) for key, job in jobs)
+        for key, totals in self.worker_pool.in_order(tagged):
+            if key != current:
+                if current is not None:
+                    result[current] = collected.result()
+                current, collected = key, _Collected(self)
+            collected.add(totals)
+        if current is not None:
+            result[current] = collected.result()
+        return {key: result[key] if key in result else _Collected(self).result() for key in keys}
+
+    def all_parts(self) -> dict[str, Part]:
+        """Everything that is evaluated on, by a name for errors."""
+        return {**self.parts} | {part_name(i): part for i, part in self.clients.items()}
+
+    def check(self) -> None:
+        """Try every metric on a few examples of every part, at the first weights. So what cannot
+        work is refused before the first round. The data must have passed their own checks."""
+        x, buffers = self.objective.x0, self.objective.start().buffers
+        for name, part in self.all_parts().items():
+            with warnings.catch_warnings():  # few examples may have one class alone
+                warnings.simplefilter("ignore")
+                try:
+                    self._of_parts(x, buffers, {name: partial(_few, part)})
+                except Exception:  # a metric may need more than a few examples
+                    self._refuse(name, part)
+
+    def _refuse(self, name: str, part: Part) -> None:
+        x, buffers = self.objective.x0, self.objective.start().buffers
+        try:
+            self._of_parts(x, buffers, {name: part})
+        except FafedError as cause:
+            raise ConfigError(f"{name}: {cause}") from cause
+        except Exception as cause:
+            kind = type(self.objective.module).__name__
+            raise ConfigError(
+                f"{name}: {kind} cannot be evaluated on it: {type(cause).__name__}: {cause}; "
+                "change the data or the metrics"
+            ) from cause
+
+
+class _Collected:
+    """What was found so far on one part of the data."""
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self.evaluator = evaluator
+        self.sums = dict.fromkeys(["loss", *evaluator.means], (0.0, 0.0))
+        self.examples = 0
+        self.kept: list[tuple[Any, Any]] = []
+        for metric in evaluator.stateful.values():
+            metric.reset()
+
+    def add(self, totals: Totals) -> None:
+        self.examples += totals.examples
+        for name, (total, count) in totals.sums.items():
+            before, counted = self.sums[name]
+            self.sums[name] = before + total, counted + count
+        for outputs, targets in totals.outputs:
+            for name, metric in self.evaluator.stateful.items():
+                _called(name, partial(metric.update, outputs, targets))
+        if self.evaluator.whole:
+            self.kept += totals.outputs
+
+    def result(self) -> tuple[dict[str, float], int]:
+        found = {
+            name: self.evaluator.finish[name](total / n) if n else math.nan
+            for name, (total, n) in self.sums.items()
+        }
+        for name, metric in self.evaluator.stateful.items():
+            if self.examples:
+                found[name] = one_number(name, _called(name, metric.compute))
+            metric.reset()
+        if self.kept:
+            outputs, targets = (_joined(list(part)) for part in zip(*self.kept, strict=True))
+            for name, metric in self.evaluator.whole.items():
+                found[name] = one_number(name, _called(name, partial(metric, outputs, targets)))
+        return {name: found.get(name, math.nan) for name in self.evaluator.names}, self.examples
 
 
 def evaluator(
@@ -26,49 +219,73 @@ def evaluator(
     parts: Parts,
     metrics: Mapping[str, Metric],
     *,
+    clients: Sequence[Part] = (),
     workers: int | None = None,
     threads: int = 1,
-) -> Measure | None:
-    """A function that returns the means over the examples of each part; None without data.
-
-    Labels that the loss or a metric ignores do not count (`fafed.objectives.labels`).
-    `fafed.metrics.accuracy` ignores the same labels as the loss.
-
-    Workers share the batches. The batches of a text depend on each other, so one worker reads the
-    whole text. No digit depends on which worker computes what.
-    """
-    worker_pool = WorkerPool(workers, threads)
-    ignored = objective.averaged.ignored
-    if ignored is not None:
-        bound = partial(accuracy, ignore_index=ignored)
-        metrics = {name: bound if own is accuracy else own for name, own in metrics.items()}
-
-    def measure(x: Tensor, buffers: tuple[Tensor, ...]) -> dict[str, dict[str, float]]:
-        jobs = [
-            (part, partial(objective.totals, x, buffers, job, metrics))
-            for part, batches in parts.items()
-            for job in ([batches()] if objective.recurrent else ([batch] for batch in batches()))
-        ]
-        sums = {part: dict.fromkeys(["loss", *metrics], (0.0, 0.0)) for part in parts}
-        results = worker_pool.in_order(job for _, job in jobs)
-        for (part, _), found in zip(jobs, results, strict=True):
-            for name, (total, count) in found.items():
-                before, counted = sums[part][name]
-                sums[part][name] = before + total, counted + count
-        return {
-            part: {name: total / n if n else math.nan for name, (total, n) in found.items()}
-            for part, found in sums.items()
-        }
-
-    return measure if parts else None
+) -> Evaluator | None:
+    """An `Evaluator`; None without data."""
+    if not parts and not clients:
+        return None
+    return Evaluator(objective, parts, metrics, clients=clients, workers=workers, threads=threads)
 
 
 def chunks(data: Columns, size: int | None = None) -> Iterator[Batch]:
-    """A dataset in order. Batches of a mapping are smaller: a language model has an output for each
-    token and each word that it knows."""
+    """A dataset in order, `size` examples at a time. By default batches of a mapping are smaller: a
+    language model has an output for each token and each word that it knows."""
     if size is None:
-        size = 50 if isinstance(data, dict) else 1000
+        size = EVAL_BATCH_SIZE if isinstance(data, tuple) else EVAL_MAPPING_SIZE
     key = torch.zeros((), dtype=torch.int64)
     fresh = torch.ones((), dtype=torch.bool)
     for i in range(0, len(tree.leaves(data)[0]), size):
         yield Batch(tree.take(data, slice(i, i + size)), key, fresh)
+
+
+def chunked(data: Columns, size: int | None = None) -> Part:
+    """A dataset in order, as a part of an evaluation."""
+    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+        raise ConfigError(f"eval_batch_size must be a positive integer, got {size!r}")
+    return partial(chunks, data, size)
+
+
+def _with_key(key: K, job: Callable[[], Totals]) -> tuple[K, Totals]:
+    return key, job()
+
+
+def _few(part: Part) -> Iterator[Batch]:
+    """A few examples of the first batch."""
+    for batch in part():
+        yield batch._replace(data=tree.take(batch.data, slice(PROBED)))
+        return
+
+
+def _called(name: str, metric: Callable[[], Any]) -> Any:
+    try:
+        return metric()
+    except FafedError:
+        raise
+    except Exception as cause:
+        raise ConfigError(
+            f"metric {name!r} failed: {type(cause).__name__}: {cause}; it must take the outputs "
+            "and targets of this data"
+        ) from cause
+
+
+def _joined(parts: list[Any]) -> Any:
+    """One value from those of all batches. Tensors are joined along their first dimension."""
+    first = parts[0]
+    if isinstance(first, Tensor):
+        if len({part.shape[1:] for part in parts}) > 1:
+            shapes = sorted({tuple(part.shape) for part in parts})
+            raise ConfigError(
+                f"batches with outputs or targets of shapes {shapes} cannot be joined for a metric "
+                "of the whole set: use an object with update, compute and reset, or mark the "
+                "metric as a mean with fafed.metrics.mean"
+            )
+        return torch.cat(parts) if first.ndim else torch.stack(parts)
+    if isinstance(first, Mapping):
+        found = {key: _joined([part[key] for part in parts]) for key in first}
+        return found if type(first) is dict else type(first)(**found)
+    if isinstance(first, tuple | list):
+        columns = [_joined(list(column)) for column in zip(*parts, strict=True)]
+        return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
+    return first

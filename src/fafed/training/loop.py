@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -26,7 +26,13 @@ from fafed.training.cohort import Cohort
 log = logging.getLogger("fafed")
 
 
-Measure = Callable[[Tensor, tuple[Tensor, ...]], Mapping[str, Mapping[str, float]]]
+class Measure(Protocol):
+    """Evaluates a model, its vector and its buffers, after so many local steps. Returns part ->
+    name -> number; the parts are fields of a `Record`."""
+
+    def __call__(
+        self, x: Tensor, buffers: tuple[Tensor, ...], step: int, /
+    ) -> Mapping[str, Mapping[str, Any]]: ...
 
 
 class State(NamedTuple):
@@ -69,6 +75,16 @@ class _RetryRound(Exception):
         self.clients = clients
 
 
+def check_lengths(rounds: object, local_steps: object, measure_every: object = 1) -> None:
+    for name, value in [
+        ("rounds", rounds),
+        ("local_steps", local_steps),
+        ("eval_every", measure_every),
+    ]:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"{name} must be a positive integer, got {value!r}")
+
+
 class Run:
     """One algorithm on one engine, round after round."""
 
@@ -88,13 +104,7 @@ class Run:
     ) -> None:
         """check_state: look for NaN and infinity in the server's state, too, before a round counts.
         If clients are trusted this is not needed: the next round finds NaN in their messages."""
-        for name, value in [
-            ("rounds", rounds),
-            ("local_steps", local_steps),
-            ("eval_every", measure_every),
-        ]:
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"{name} must be a positive integer, got {value!r}")
+        check_lengths(rounds, local_steps, measure_every)
         self.algorithm = algorithm
         self.engine = engine
         self.rounds = rounds
@@ -232,17 +242,21 @@ class Run:
         shared, buffers, number, _, totals = state
         last = number == self.rounds
         wanted = self.measure and (last or number % self.measure_every == 0)
-        measured = self.measure(shared.x, buffers) if self.measure and wanted else {}
+        step = number * self.local_steps
+        measured = self.measure(shared.x, buffers, step) if self.measure and wanted else {}
         seen = self.algorithm.diagnostics(shared)
         return Record(
             round=number,
-            steps=number * self.local_steps,
+            steps=step,
             **totals._asdict(),
             clients=clients,
             train_loss=loss,
             train=dict(measured.get("train", {})),
             test=dict(measured.get("test", {})),
             validation=dict(measured.get("validation", {})),
+            clients_test=dict(measured.get("clients_test", {})),
+            personalised=dict(measured.get("personalised", {})),
+            client_values=dict(measured.get("client_values", {})),
             diagnostics={name: float(value) for name, value in seen.items()},
         )
 
