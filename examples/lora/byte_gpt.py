@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-LENGTH = 48  # bytes in an example
+LENGTH = 32  # bytes in an example
 
 PUBLIC = """
 The morning was cold and the streets were empty. A man walked along the river and thought about the
@@ -19,6 +19,8 @@ day before him. He had a letter to write and a train to catch. The shops would o
 library at ten. She said that she would wait for him near the old bridge, where the water is slow.
 They spoke about the weather, about their work, and about the people that they knew. In the evening
 there was music in the square, and children played between the tables until it was dark.
+At 8:45 the train left for TOWN 17 with 230 people: 96 from WEST, 134 from NORTH. Bread was 2 coins,
+soup 5, a room 40. The list had 6 names, 3 dates (12/05, 19/07, 28/10) and 1 ERROR at line 51.
 """
 
 
@@ -64,8 +66,9 @@ def data(size: int = 200) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
 def base(steps: int) -> nn.Module:
     """A model that has read a little English. Yours would come from `from_pretrained`."""
     ends = {"bos_token_id": 0, "eos_token_id": 0, "loss_type": "ForCausalLM"}
-    size = {"vocab_size": 128, "n_positions": LENGTH, "n_embd": 64, "n_layer": 2, "n_head": 4}
-    model = GPT2LMHeadModel(GPT2Config(**size, **ends))
+    size = {"vocab_size": 128, "n_positions": LENGTH, "n_embd": 48, "n_layer": 2, "n_head": 4}
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    model = GPT2LMHeadModel(GPT2Config(**size, **ends, **dropout))
     rows = examples(PUBLIC * 5)
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(steps):
@@ -76,7 +79,7 @@ def base(steps: int) -> nn.Module:
     return model
 
 
-def model(rank: int = 8, steps: int = 60) -> nn.Module:
+def model(rank: int = 8, steps: int = 100) -> nn.Module:
     """The base with adapters. Only the adapters are trained, and only they travel."""
     config = LoraConfig(
         task_type="CAUSAL_LM",

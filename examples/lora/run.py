@@ -1,6 +1,6 @@
 """Federated LoRA in simulation: FedAvg, SCAFFOLD and FAFED on three kinds of text.
 
-    python examples/lora/run.py
+python examples/lora/run.py
 """
 
 import argparse
@@ -11,19 +11,20 @@ from byte_gpt import data, model
 import fafed
 
 ALGORITHMS = {
-    "FedAvg": fafed.FedAvg(eta=0.5),
-    "SCAFFOLD": fafed.SCAFFOLD(eta=0.5),
-    "FAFED": fafed.FAFED(eta=0.005, alpha=0.1, beta=0.9, rho=0.01),
+    "FedAvg": fafed.FedAvg(eta=0.3),
+    "SCAFFOLD": fafed.SCAFFOLD(eta=0.3),
+    "FAFED": fafed.FAFED(eta=0.003, alpha=0.1, beta=0.9, rho=0.01),
 }
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--rounds", type=int, default=15)
+    options.add_argument("--rounds", type=int, default=10)
     options.add_argument("--local-steps", type=int, default=5)
+    options.add_argument("--base-steps", type=int, default=100, help="how much the base has read")
     given = options.parse_args()
     torch.manual_seed(0)
-    start = model()
+    start = model(steps=given.base_steps)
     clients, test = data()
     for name, algorithm in ALGORITHMS.items():
         found = fafed.train(
@@ -32,7 +33,7 @@ def main() -> None:
             algorithm,
             rounds=given.rounds,
             local_steps=given.local_steps,
-            batch_size=16,
+            batch_size=8,
             loss="model",
             test=test,
             metrics={"accuracy": fafed.metrics.accuracy},

@@ -62,7 +62,7 @@ def _signed(value: int) -> int:
 
 
 def _shifted(z: Tensor, bits: int) -> Tensor:
-    return (z >> bits) & ((1 << (64 - bits)) - 1)  # torch shifts arithmetically
+    return (z >> bits).bitwise_and_((1 << (64 - bits)) - 1)  # torch shifts arithmetically
 
 
 def _mix_torch(z: Tensor) -> Tensor:
@@ -78,10 +78,40 @@ def uniform_at(key: int, places: Tensor) -> Tensor:
     return _shifted(mixed, 11).to(torch.float64) * 2.0**-53
 
 
+_BLOCK = 2**15  # positions that are mixed at a time: their numbers stay in the cache
+_KEPT = 2**22  # positions whose first mixing is kept: 32 MB for each device
+_places: dict[torch.device, Tensor] = {}
+
+
 def keep_mask(key: Tensor, shape: torch.Size, p: float) -> Tensor:
     """True with probability 1 - p: a function of the key and the position alone."""
-    place = torch.arange(shape.numel(), device=key.device)
-    return (_shifted(_mix_torch(key ^ _mix_torch(place)), 33) >= int(p * 2**31)).reshape(shape)
+    least, size = int(p * 2**31), shape.numel()
+    parts = []
+    for start in range(0, max(size, 1), _BLOCK):
+        z = key ^ _mixed_places(start, min(start + _BLOCK, size), key.device)
+        parts.append(_upper_31_bits(z) >= least)
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)).reshape(shape)
+
+
+def _mixed_places(start: int, end: int, device: torch.device) -> Tensor:
+    """The positions start .. end-1, mixed. They are the same for every mask."""
+    if end > _KEPT:
+        return _mix_torch(torch.arange(start, end, device=device))
+    kept = _places.get(device)
+    if kept is None or len(kept) < end:
+        size = min(_KEPT, max(_BLOCK, 2 * end))
+        kept = _places[device] = _mix_torch(torch.arange(size, device=device))
+    return kept[start:end]
+
+
+def _upper_31_bits(z: Tensor) -> Tensor:
+    """Those of `_mix_torch(z)`. It overwrites z, which is faster."""
+    z += _signed(_STEP)
+    z ^= _shifted(z, 30)
+    z *= _signed(_ONE)
+    z ^= _shifted(z, 27)
+    z *= _signed(_TWO)
+    return _shifted(z, 33)  # the last step of the mixing does not change these
 
 
 _WHOLE = (F.dropout, torch.dropout, torch.dropout_)
