@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -45,3 +46,55 @@ def test_notebook(path, tmp_path):
         assert "FedAvg: round 30 of 30" in str(outputs[1])
         assert not any(one.output_type == "stream" for cell in outputs for one in cell)
     assert (tmp_path / "quickstart.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_federated_lora_in_simulation(tmp_path):
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    path = EXAMPLES[0].parent / "lora" / "run.py"
+    done = subprocess.run(
+        [sys.executable, str(path), "--rounds", "1", "--local-steps", "1", "--base-steps", "1"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["FedAvg", "SCAFFOLD", "FAFED"]
+    assert all("12288 of the model's numbers" in line for line in lines)
+
+
+@pytest.mark.slow
+def test_federated_lora_in_three_silos(tmp_path):
+    """The numbers are those of the simulation."""
+    pytest.importorskip("nvflare")
+    pytest.importorskip("peft")
+    folder = EXAMPLES[0].parent / "lora"
+    small = ["--set", "rounds=1", "--set", "local_steps=1", "--set", "model.steps=1"]
+    small += ["--set", "data.options.size=20", "--set", "eval_every=1"]
+    losses = []
+    for command in (["run"], ["silos", "try", "--silos", "3"]):
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "fafed",
+                *command,
+                "experiment.toml",
+                *small,
+                "--runs",
+                tmp_path / command[0],
+            ],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=240,
+        )
+        assert done.returncode == 0, done.stderr
+        (records,) = (tmp_path / command[0]).rglob("records.jsonl")
+        losses.append(json.loads(records.read_text("utf-8").splitlines()[-1])["test"]["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)

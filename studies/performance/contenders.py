@@ -10,6 +10,7 @@ from pathlib import Path
 
 from studies.performance import environments
 from studies.performance.environments import OWN, ROOT
+from studies.performance.jobs import LARGE
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
@@ -63,15 +64,16 @@ def _ours(
 
 _MANY = "one process for each client: too many of them"
 _LARGE = "a round takes minutes, and the plain loop stands for it"
-_LONG = {"J5": _LARGE, "J5H": _LARGE}
+_PLAIN = dict.fromkeys(LARGE, "compared with a plain loop alone")
+_LONG = {"J5": _LARGE, "J5H": _LARGE, **_PLAIN}
 _ALL = (
     _ours("ours", "fafed, 2 workers", "fedavg", 2),
     _ours("ours-1", "fafed, 1 worker", "fedavg", 1),
     Contender("plain-1", "plain loop, 1 thread", "plain"),
     Contender("plain-2", "plain loop, 2 threads", "plain", threads=2),
     Contender("pfl-1", "pfl, 1 process", "pfl", "pfl", left_out=_LONG),
-    Contender("pfl-2", "pfl, 2 processes", "pfl", "pfl", processes=2),
-    Contender("flower", "Flower, 2 actors", "flower", "flower", left_out={"J5H": _LARGE}),
+    Contender("pfl-2", "pfl, 2 processes", "pfl", "pfl", processes=2, left_out=_PLAIN),
+    Contender("flower", "Flower, 2 actors", "flower", "flower", left_out={"J5H": _LARGE, **_PLAIN}),
     Contender("fedlab", "FedLab, 1 process", "fedlab", "fedlab", left_out=_LONG),
     Contender(
         "flare",

@@ -1,4 +1,4 @@
-"""The jobs J1 to J6, and how one is written down for the runners."""
+"""The jobs J1 to J9, and how one is written down for the runners."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fafed.data.sources.examples import Examples, Source
 from fafed.data.sources.streams import Streams
 from fafed.errors import DataError
 from fafed.objectives.module import Model
-from studies.performance.runners import harness
+from studies.performance.runners import harness, large_models
 
 Rows = NDArray[np.int64]
 BPTT = 35
@@ -33,7 +33,9 @@ class Job:
     name: str
     title: str
     model: str
-    dataset: str  # or "made-up examples ROWS INPUTS", "made-up text TOKENS VOCABULARY"
+    # or "made-up examples ROWS INPUTS", "made-up text TOKENS VOCABULARY", and for the large models
+    # "made-up classified (or sentences) ROWS VOCABULARY", "made-up pictures ROWS PIXELS"
+    dataset: str
     batch: int
     steps: int  # q
     clients: int = 20
@@ -72,8 +74,24 @@ _J6 = Job(
     "J6", "Fashion-MNIST, softmax", "softmax", "fashion-mnist", 10, 5, 10_000, rounds=4, repeat=2
 )
 
-JOBS = {job.name: job for job in (_J1, _J2, _J3, _J4, _J5, _J5H, _J6)}
-HEAVY = ("J5H",)  # only when asked for
+
+def _large(name: str, title: str, model: str, dataset: str, batch: int, **options: int) -> Job:
+    """Two clients and two steps: a round takes seconds."""
+    model = large_models.PREFIX + model
+    return Job(name, title, model, dataset, batch, 2, 2, 0.01, options, rounds=2, repeat=2)
+
+
+_J7 = _large("J7", "CIFAR-10, ResNet-18 with GroupNorm", "resnet18_gn", "cifar-10", 16)
+_J8 = _large(
+    "J8", "BERT-small, 64 tokens", "bert", "made-up classified 400 8000", 16, vocabulary=8000
+)
+_J9 = _large(
+    "J9", "GPT-2 small with LoRA", "gpt2_lora", "made-up sentences 400 8000", 4, vocabulary=8000
+)
+
+JOBS = {job.name: job for job in (_J1, _J2, _J3, _J4, _J5, _J5H, _J6, _J7, _J8, _J9)}
+LARGE = ("J7", "J8", "J9")  # fafed and the plain loop alone
+HEAVY = ("J5H", *LARGE)  # only when asked for
 
 
 @dataclass(frozen=True)
@@ -141,6 +159,10 @@ def load(dataset: str) -> tuple[tuple[Tensor, ...], str]:
         _, kind, count, size = dataset.split()
         if kind == "text":
             return _random_text(int(count), int(size)), "synthetic"
+        if kind == "pictures":
+            return _random_examples(int(count), (3, int(size), int(size))), "synthetic"
+        if kind in ("classified", "sentences"):
+            return _random_sentences(int(count), int(size), kind == "classified"), "synthetic"
         return _random_examples(int(count), (int(size),)), "synthetic"
     try:
         loaded = data.load(dataset)
@@ -153,6 +175,13 @@ def load(dataset: str) -> tuple[tuple[Tensor, ...], str]:
 
 def _random_text(tokens: int, vocabulary: int) -> tuple[Tensor, ...]:
     return (torch.randint(0, vocabulary, (tokens,), generator=_generator()),)
+
+
+def _random_sentences(rows: int, vocabulary: int, classified: bool) -> tuple[Tensor, ...]:
+    """Sentences of 64 tokens. Their targets are classes, or the next token of each."""
+    tokens = torch.randint(0, vocabulary, (rows, 65), generator=_generator())
+    targets = tokens[:, 0] % 10 if classified else tokens[:, 1:].contiguous()
+    return tokens[:, :-1].contiguous(), targets
 
 
 def _random_examples(rows: int, shape: tuple[int, ...]) -> tuple[Tensor, ...]:

@@ -463,7 +463,7 @@ REFUSED = {
     hook_behind_a_parameter: "parameter '0.weight' has 1 hook.* on its gradient.*remove",
     forward_that_holds_the_module: "'forward' of '0' is a function that holds the module",
     lazy: "'0.weight' has no shape yet.*call the model",
-    mixed_types: "mixes parameter types",
+    mixed_types: "must have the same dtype",
 }
 IN_C = {plain_mlp, plain_linear, plain_cnn, in_place_activations, biases_at_zero}
 IN_C |= {sequential_with_helpers, lazy_and_called}

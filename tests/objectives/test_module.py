@@ -437,7 +437,11 @@ def test_buffers_travel_and_are_counted():
         (net(), lambda o, y: 3.0, "one number"),
         (net(), lambda o, y: F.mse_loss(o, y[:, None, None]), "one number|loss cannot compare"),
         (nn.Linear(5, 3).double(), F.cross_entropy, r"cannot take a batch of shape \(8, 6\)"),
-        (nn.Sequential(nn.Linear(6, 3), nn.Linear(3, 3).double()), F.cross_entropy, "mixes"),
+        (
+            nn.Sequential(nn.Linear(6, 3), nn.Linear(3, 3).double()),
+            F.cross_entropy,
+            "must have the same dtype",
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Using a target size")

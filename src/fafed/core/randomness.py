@@ -11,7 +11,7 @@ import contextlib
 import random
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,7 +90,7 @@ def _signed(value: int) -> int:
 
 
 def _shifted(z: Tensor, bits: int) -> Tensor:
-    return (z >> bits) & ((1 << (64 - bits)) - 1)  # torch shifts arithmetically
+    return (z >> bits).bitwise_and_((1 << (64 - bits)) - 1)  # torch shifts arithmetically
 
 
 def _mix_torch(z: Tensor) -> Tensor:
@@ -111,10 +111,40 @@ def uniform_at(key: Tensor, places: Tensor) -> Tensor:
     return _shifted(mixed, 11).to(torch.float64) * 2.0**-53
 
 
+_BLOCK = 2**15  # positions that are mixed at a time: their numbers stay in the cache
+_KEPT = 2**22  # positions whose first mixing is kept: 32 MB for each device
+_places: dict[torch.device, Tensor] = {}
+
+
 def keep_mask(key: Tensor, shape: torch.Size, p: float) -> Tensor:
     """True with probability 1 - p: a function of the key and the position alone."""
-    place = torch.arange(shape.numel(), device=key.device)
-    return (_shifted(_mix_torch(key ^ _mix_torch(place)), 33) >= int(p * 2**31)).reshape(shape)
+    least, size = int(p * 2**31), shape.numel()
+    parts = []
+    for start in range(0, max(size, 1), _BLOCK):
+        z = key ^ _mixed_places(start, min(start + _BLOCK, size), key.device)
+        parts.append(_upper_31_bits(z) >= least)
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)).reshape(shape)
+
+
+def _mixed_places(start: int, end: int, device: torch.device) -> Tensor:
+    """The positions start .. end-1, mixed. They are the same for every mask."""
+    if end > _KEPT:
+        return _mix_torch(torch.arange(start, end, device=device))
+    kept = _places.get(device)
+    if kept is None or len(kept) < end:
+        size = min(_KEPT, max(_BLOCK, 2 * end))
+        kept = _places[device] = _mix_torch(torch.arange(size, device=device))
+    return kept[start:end]
+
+
+def _upper_31_bits(z: Tensor) -> Tensor:
+    """Those of `_mix_torch(z)`. It overwrites z, which is faster."""
+    z += _signed(_STEP)
+    z ^= _shifted(z, 30)
+    z *= _signed(_ONE)
+    z ^= _shifted(z, 27)
+    z *= _signed(_TWO)
+    return _shifted(z, 33)  # the last step of the mixing does not change these
 
 
 _WHOLE = (F.dropout, torch.dropout, torch.dropout_)
@@ -137,6 +167,19 @@ class KeyedDropout(TorchFunctionMode):
         super().__init__()
         self.key = key
         self.calls = 0
+        self.last: int | None = None  # the number of calls in the forward pass, once it has ended
+        self.recomputed = False  # whether the backward pass has called a dropout
+
+    def end_forward(self) -> None:
+        """What follows is the backward pass. It calls a dropout only if a part of the model is
+        computed again (torch.utils.checkpoint)."""
+        self.last = self.calls
+
+    def _position(self) -> int:
+        """The number of this call in the forward pass."""
+        self.recomputed = self.last is not None
+        self.calls += 1
+        return self.calls
 
     def __torch_function__(
         self,
@@ -147,6 +190,9 @@ class KeyedDropout(TorchFunctionMode):
     ) -> object:
         if func in _WHOLE or func in _CHANNELS:
             return self._dropout(func, *args, **(kwargs or {}))
+        if func is torch.autograd.backward and self.last is not None and kwargs is not None:
+            with self:  # of a checkpointed part, inside a backward pass
+                return backward(args[0], kwargs["grad_tensors"])
         return func(*args, **(kwargs or {}))
 
     def _dropout(
@@ -161,8 +207,7 @@ class KeyedDropout(TorchFunctionMode):
     ) -> Tensor:
         if not (training and train) or p == 0.0:
             return input
-        self.calls += 1
-        key = _mix_torch(self.key + self.calls)
+        key = _mix_torch(self.key + self._position())
         shape = input.shape
         if func in _CHANNELS:
             channels = 1 if input.ndim == _ONE_EXAMPLE.get(func) else 2
@@ -172,3 +217,51 @@ class KeyedDropout(TorchFunctionMode):
         if inplace or func in _IN_PLACE:
             return input.mul_(kept).mul_(scale)
         return input * kept * scale
+
+
+def backward(
+    outputs: Sequence[Tensor], gradients: Sequence[Tensor | None], inputs: Sequence[Tensor] = ()
+) -> tuple[Tensor, ...]:
+    """torch.autograd.grad, or without inputs torch.autograd.backward, but inside a KeyedDropout:
+    these switch it off, and a part of the model that is computed again would not see it."""
+    engine: Any = torch.autograd.Variable._execution_engine
+    found: tuple[Tensor, ...] = engine.run_backward(
+        tuple(outputs),
+        tuple(gradients),
+        False,
+        False,
+        tuple(inputs),
+        allow_unreachable=not inputs,
+        accumulate_grad=not inputs,
+    )
+    return found
+
+
+class ReplayedDropout(KeyedDropout):
+    """The same masks for a model that is computed again in the backward pass.
+
+    Only torch.utils.checkpoint knows which part of the model it computes again. It saves the state
+    of torch's generator before this part, and restores it for the second time. So the number of the
+    call is kept there, in the generator's seed. Threads share the generator: only one may be here
+    at a time.
+    """
+
+    def __init__(self, key: Tensor) -> None:
+        super().__init__(key)
+        self.start = torch.default_generator.initial_seed()
+
+    def end_forward(self) -> None:
+        self.last = self._calls()
+
+    def _calls(self) -> int:
+        return (torch.default_generator.initial_seed() - self.start) % 2**64
+
+    def _position(self) -> int:
+        calls = self._calls() + 1
+        if self.last is not None and calls > self.last:
+            raise RuntimeError(
+                "a part of the model that is computed again draws other dropout masks than before: "
+                "use torch.utils.checkpoint with preserve_rng_state=True, its default"
+            )
+        torch.default_generator.manual_seed((self.start + calls) % 2**64)
+        return calls

@@ -48,6 +48,11 @@ class Engine(ABC):
         digit is the same."""
 
     @property
+    def why(self) -> str:
+        """Why this back end was chosen."""
+        return ""
+
+    @property
     @abstractmethod
     def population(self) -> int: ...
 

@@ -48,6 +48,10 @@ class Distributed(Engine):
         return self.simulation.name
 
     @property
+    def why(self) -> str:
+        return self.simulation.why
+
+    @property
     def objective(self) -> Objective:
         return self.simulation.objective
 

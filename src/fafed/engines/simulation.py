@@ -67,6 +67,11 @@ class Simulation(Engine):
         return self.backend.name
 
     @property
+    def why(self) -> str:
+        """Why this back end."""
+        return self.backend.why
+
+    @property
     def population(self) -> int:
         return len(self.task.weights)
 

@@ -86,6 +86,7 @@ def start(
     eval_batch_size: int | None = None,
     baseline: str | None = None,
     device: torch.device | str | None = None,
+    amp: str | None = None,
     workers: int | None = None,
     threads: int = 1,
     collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -156,6 +157,7 @@ def start(
     baseline: "local" (every client trains alone) or "pooled" (one client has all data), to compare
         with: see `help("fafed.training.baselines")`.
     device: where to compute; None: where the model is.
+    amp: "bf16" for mixed precision (torch.autocast) in training and evaluation.
     workers: the number of threads for clients and for evaluation; None: one per core. No digit
         depends on it.
     threads: the number of torch threads in each worker. The last digits may depend on it.
@@ -191,7 +193,7 @@ def start(
     if opening_batch_size is None and isinstance(batch_size, int) and isinstance(steps, int):
         source.anchor_size = batch_size * steps
     objective = objectives.Model(
-        model, loss, clip=clip, weight_decay=weight_decay, sam=sam, device=device
+        model, loss, clip=clip, weight_decay=weight_decay, sam=sam, device=device, amp=amp
     )
     held_out = {part: chunked(data, eval_batch_size) for part, data in measured.items()}
     of_clients = [chunked(data, eval_batch_size) for data in own_tests]

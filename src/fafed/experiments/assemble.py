@@ -146,6 +146,7 @@ def model(experiment: Experiment, *, text: bool, device: str | None = None) -> M
         weight_decay=experiment.weight_decay,
         sam=experiment.sam,
         device=device or experiment.device,
+        amp=experiment.amp,
     )
 
 

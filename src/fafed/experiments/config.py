@@ -113,6 +113,7 @@ class Experiment(Part):
     clip: float | None = None
     weight_decay: float = 0.0
     sam: float = 0.0  # the radius of sharpness-aware gradients
+    amp: Literal["bf16"] | None = None  # mixed precision
     loss: str = "auto"  # cross_entropy, mse, or "module:function"
     metrics: list[str] = ["accuracy"]  # of `fafed.metrics`, or "module:name"
     privacy: dict[str, Any] = {}  # see `help(fafed.Privacy)`

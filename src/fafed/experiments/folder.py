@@ -20,6 +20,7 @@ from fafed.experiments.config import Experiment
 from fafed.experiments.model_keeper import ModelKeeper
 from fafed.experiments.record_lines import Lines, read, to_line
 from fafed.experiments.rundir import RunDir, log
+from fafed.kernels import build
 from fafed.training.loop import Diverged, Run
 from fafed.training.output import Output
 
@@ -234,6 +235,8 @@ def environment(prepared: Prepared) -> dict[str, Json]:
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
         "engine": prepared.run.engine.name,
+        "engine_because": prepared.run.engine.why,
+        "compiler": build.available(torch.float32),
         "parameters": prepared.objective.x0.numel(),
         "git": _git_revision(),
         "command": [Path(sys.argv[0]).name, *map(without_passwords, sys.argv[1:])],

@@ -104,11 +104,8 @@ def _norm(part: Tensor) -> float:
 
 def _by_autograd(model: Model, x: Tensor, batch: Batch) -> Values:
     """Autograd's values before clipping, which would hide a wrong factor."""
-    x = x.detach().requires_grad_()
-    with torch.enable_grad():
-        loss, memory = model._loss(x, batch, model.start())
-        (g,) = torch.autograd.grad(loss, x)
-    return values(loss.detach(), g, memory, model.sizes)
+    g, loss, memory = model.by_autograd(x, batch, model.start())
+    return values(loss, g, memory, model.sizes)
 
 
 def values(loss: Tensor, g: Tensor, memory: Memory, sizes: Sequence[int]) -> Values:
@@ -131,7 +128,7 @@ def of_switch(model: Model, switch: str, batch: Batch) -> str | None:
 
     def compared(batch: Batch) -> str | None:
         fast, plain = way(True, batch), way(False, batch)
-        return disagreement(fast, plain, model.x0, model.shapes, model.dtype)
+        return disagreement(fast, plain, model.x0, model.shapes, model.precision)
 
     rows = ROWS if model.x0.nbytes < LARGE else 2
     try:
@@ -159,7 +156,7 @@ def of_network(model: Model, network: Network, batch: Batch) -> str | None:
         g, loss = network.gradient(x, inputs, targets)
         return _named(outputs, [loss], torch.split(g, list(model.sizes)))
 
-    return disagreement(fast, plain, model.x0, model.shapes, model.dtype)
+    return disagreement(fast, plain, model.x0, model.shapes, model.precision)
 
 
 def _named(outputs: list[Tensor], loss: Sequence[Tensor], g: Sequence[Tensor]) -> Values:
@@ -239,4 +236,4 @@ def of_steps(model: Model, network: Network, batch: Batch) -> str | None:
             return plainly_moved(x)
         return plainly_moved(x) | plainly_corrected(x) | plainly_tracked(x)
 
-    return disagreement(fast, plain, model.x0, model.shapes, model.dtype)
+    return disagreement(fast, plain, model.x0, model.shapes, model.precision)

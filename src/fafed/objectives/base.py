@@ -70,6 +70,7 @@ class Objective(ABC):
     sizes: tuple[int, ...]  # numbers in each parameter tensor, in the order of x
     exchange: int = 0  # the place of the current exchange in its round
     fused: bool = False  # whether a module computes its loss itself
+    recurrent_layers: bool = False  # whether a module has layers such as nn.LSTM
     network: Network | None = None  # the same function in C
     not_native: str = "there is no module to recognise"  # why there is no network
 
@@ -85,8 +86,13 @@ class Objective(ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type in which the loss is computed."""
+        """The type of floating-point data."""
         return self.x0.dtype
+
+    @property
+    def precision(self) -> torch.dtype:
+        """The coarsest type in which the loss is computed."""
+        return self.dtype
 
     @abstractmethod
     def _loss(self, x: Tensor, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]: ...
@@ -138,12 +144,17 @@ class Objective(ABC):
         return found._replace(gradient=self._changed(g, x))
 
     def _by_autograd(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
+        found = self.by_autograd(x, batch, memory)
+        if (counts := self.counts(batch.data)) is not None and not counts:
+            return found._replace(gradient=torch.zeros_like(found.gradient))
+        return found
+
+    def by_autograd(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
+        """With autograd, before weight decay and clipping."""
         x = x.detach().requires_grad_()
         with torch.enable_grad():
             loss, memory = self._loss(x, batch, memory)
             (g,) = torch.autograd.grad(loss, x)
-        if (counts := self.counts(batch.data)) is not None and not counts:
-            g = torch.zeros_like(g)
         return Evaluation(g, loss.detach(), tree.map(Tensor.detach, memory))
 
     def _by_functional(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:

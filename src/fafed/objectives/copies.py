@@ -4,22 +4,51 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
+import sys
 
 import torch
 from torch import Tensor, nn
 
 from fafed.errors import ConfigError
 
+log = logging.getLogger("fafed")
+
 
 def copied(module: nn.Module, same: dict[int, object] | None = None) -> nn.Module:
     """A deep copy. Weights that a module computes before each call (pruning, weight norm) are
     detached first: torch refuses to copy tensors that have a graph."""
     memo = dict(same or {})
+    for owner in list(module.modules()):
+        if _is_compiled(owner):
+            memo[id(owner)] = copy.deepcopy(owner._orig_mod, memo)
     for owner in module.modules():
         for value in vars(owner).values():
             if isinstance(value, Tensor) and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
     return copy.deepcopy(module, memo)
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """The module inside a compiled one. fafed trains it without the compiler: a compiled module
+    keeps its own parameters, and would compute with them instead of those of the vector. The copies
+    of parts that are compiled are not compiled, either (`copied`)."""
+    parts = [name or "the model" for name, part in module.named_modules() if _is_compiled(part)]
+    if parts:
+        log.info(
+            "%s: compiled by torch.compile, trained without the compiler: %s; you can compile the "
+            "trained model",
+            type(module).__name__,
+            ", ".join(parts),
+        )
+    while _is_compiled(module):
+        module = module._orig_mod  # type: ignore[assignment]
+    return module
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    compiler = sys.modules.get("torch._dynamo.eval_frame")  # importing it takes a second
+    return compiler is not None and isinstance(module, compiler.OptimizedModule)
 
 
 def moved(module: nn.Module, device: torch.device | str | None) -> nn.Module:

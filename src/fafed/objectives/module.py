@@ -1,13 +1,15 @@
 """The objective of an nn.Module and a loss: x0, and the gradient at any x on any batch.
 
 Only this file knows parameter names. x is one flat vector of the trainable parameters, in float32
-or wider. A half-precision model is trained on a float32 copy, because squares of small gradients
-vanish in half precision. Gradients are those of the mean loss in train mode.
+or wider; each parameter is cast to its own type when the module is called. A half-precision model
+is trained on a float32 copy, because squares of small gradients vanish in half precision. Gradients
+are those of the mean loss in train mode.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +28,7 @@ from fafed.kernels import build
 from fafed.kernels.network import Network
 from fafed.kernels.vmap_bridge import wrapped
 from fafed.objectives import metrics, probing
+from fafed.objectives.autocast import autocast, setting
 from fafed.objectives.base import Evaluation, Loss, Memory, Objective, Totals
 from fafed.objectives.batches import (
     MODEL,
@@ -36,10 +39,11 @@ from fafed.objectives.batches import (
     plain,
     scores_of,
 )
-from fafed.objectives.copies import aliases, copied, moved, refuse_what_a_copy_loses
+from fafed.objectives.copies import aliases, copied, moved, refuse_what_a_copy_loses, uncompiled
 from fafed.objectives.labels import IGNORED, Averaged, averaged
 from fafed.objectives.probing import forked
 
+_CHECKPOINTED = "use_reentrant=True", "not have been used in the graph"  # in torch's messages
 _METRICS = threading.Lock()  # a user's metric may keep a state
 
 
@@ -64,6 +68,7 @@ class Model(Objective):
         weight_decay: float = 0.0,
         sam: float = 0.0,
         device: torch.device | str | None = None,
+        amp: str | None = None,
     ) -> None:
         super().__init__(clip, weight_decay, sam)
         if isinstance(loss, type) or (loss != MODEL and not callable(loss)):
@@ -72,7 +77,7 @@ class Model(Objective):
                 f"got {loss!r}" + (f": write {loss.__name__}()" if isinstance(loss, type) else "")
             )
         refuse_what_a_copy_loses(module)
-        self.module = moved(copied(module), device).train()
+        self.module = moved(copied(uncompiled(module)), device).train()
         self.loss = loss
         self.averaged = averaged(loss) if callable(loss) else Averaged(IGNORED, None)
         trainable = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
@@ -81,24 +86,20 @@ class Model(Objective):
                 f"{type(module).__name__} has no trainable parameters: there is nothing to train; "
                 "give it some, or set requires_grad on those it has"
             )
-        kinds = {p.dtype for p in trainable.values()}
-        if len(kinds) > 1:
-            raise ConfigError(
-                f"{type(module).__name__} mixes parameter types {sorted(map(str, kinds))}: "
-                "use one, for example model.float()"
-            )
-        self._dtype = kinds.pop()
-        if not self._dtype.is_floating_point:
-            raise ConfigError(
-                f"{type(module).__name__} has {self._dtype} parameters; float types are supported"
-            )
+        self.dtypes = tuple(p.dtype for p in trainable.values())
+        self.one_dtype = len(set(self.dtypes)) == 1
+        for kind in self.dtypes:
+            if not kind.is_floating_point:
+                raise ConfigError(
+                    f"{type(module).__name__} has {kind} parameters; float types are supported"
+                )
         self.names = tuple(trainable)
         self._shapes = tuple(p.shape for p in trainable.values())
         self.sizes = tuple(p.numel() for p in trainable.values())
         self.buffer_names = tuple(n for n, _ in self.module.named_buffers())
         self.aliases = aliases(self.module, {*self.names, *self.buffer_names})
-        wide = torch.promote_types(self.dtype, torch.float32)
-        self.x0 = torch.cat([p.detach().reshape(-1) for p in trainable.values()]).to(wide)
+        wide = functools.reduce(torch.promote_types, self.dtypes, torch.float32)
+        self.x0 = torch.cat([p.detach().reshape(-1).to(wide) for p in trainable.values()])
         self.device = self.x0.device
         if self.device.type == "meta":
             raise ConfigError(
@@ -111,10 +112,17 @@ class Model(Objective):
                 f"{type(module).__name__} has NaN or infinity among its parameters: initialise "
                 "them, or load them again"
             )
+        self.amp = setting(amp, self.device)
         self._local = threading.local()
         self.recurrent = hasattr(self.module, "initial_state")
+        self.recurrent_layers = any(
+            isinstance(layer, nn.RNNBase | nn.RNNCellBase) for layer in self.module.modules()
+        )
         self.fused = getattr(self.module, "computes", None) is loss
         self.stochastic = self.generator = False  # `probe` sets these
+        self.recomputes = False  # whether backward passes compute parts of the model again
+        self.reentrant = False  # and cannot be for x alone
+        self.moves_twice = False  # and write into buffers
         self.classes: int | None = None  # set by `probe`; None if targets are not class numbers
         self.shifted = False  # set by `probe`: the first label of each row does not count
         self.channels_last = False  # set by `probe`
@@ -124,7 +132,16 @@ class Model(Objective):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._dtype
+        """The type of the parameters. If there are several, that of the first in the module."""
+        if self.one_dtype:
+            return self.dtypes[0]
+        return next(p.dtype for p in self.module.parameters() if p.is_floating_point())
+
+    @property
+    def precision(self) -> torch.dtype:
+        used = {p.dtype for p in self.module.parameters() if p.is_floating_point()}
+        used |= set() if self.amp is None else {self.amp}
+        return max(used, key=lambda dtype: torch.finfo(dtype).eps)
 
     @property
     def shapes(self) -> Sequence[Sequence[int]]:
@@ -274,9 +291,10 @@ class Model(Objective):
         return metric(scores.reshape(-1, scores.shape[-1]), labels.reshape(-1))
 
     def _loss_of(self, outputs: Any, data: Any) -> Tensor:
-        if callable(self.loss):
+        if not callable(self.loss):
+            return own_loss(outputs)
+        with autocast(self.amp, self.device.type):
             return self.loss(outputs, compared(data))
-        return own_loss(outputs)
 
     def here(self, batch: Batch) -> Batch:
         """The batch on the model's device, in its type."""
@@ -288,7 +306,11 @@ class Model(Objective):
         return Batch(data, batch.key.to(self.device), batch.fresh.to(self.device))
 
     def _parameters(self, x: Tensor) -> dict[str, Tensor]:
-        parts = torch.split(x.to(self.dtype), list(self.sizes))
+        if self.one_dtype:
+            parts = torch.split(x.to(self.dtype), list(self.sizes))
+        else:
+            apart = zip(torch.split(x, list(self.sizes)), self.dtypes, strict=True)
+            parts = tuple(part.to(dtype) for part, dtype in apart)
         return {n: p.view(s) for n, p, s in zip(self.names, parts, self.shapes, strict=True)}
 
     @contextlib.contextmanager
@@ -320,7 +342,8 @@ class Model(Objective):
         elif self.channels_last and inputs[0].ndim == 4 and not wrapped(inputs[0]):
             # this layout makes torch's convolutions and pools fast on a CPU
             inputs = inputs[0].contiguous(memory_format=torch.channels_last), *inputs[1:]
-        outputs = module(*inputs, **by_name, **named)
+        with autocast(self.amp, self.device.type):
+            outputs = module(*inputs, **by_name, **named)
         outputs, hidden = outputs if self.recurrent else (outputs, ())
         # the module has changed its buffers in place, or assigned new ones
         return outputs, Memory(tuple(_buffer(module, name) for name in self.buffer_names), hidden)
@@ -340,6 +363,53 @@ class Model(Objective):
         with self._seeded(batch.key), self._installed(x, memory) as module:
             return self._value(module, batch, memory)
 
+    def by_autograd(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
+        """The backward pass, too, has the parameters of x and the random numbers of the batch: a
+        checkpointed part of the module is computed again there."""
+        x, after = x.detach().requires_grad_(), memory
+        seeded = self._seeded(batch.key, replay=self.recomputes)
+        with torch.enable_grad(), seeded as dropout, self._installed(x, memory) as module:
+            loss, after = self._value(module, batch, memory)
+            if not loss.requires_grad:
+                raise ConfigError(probing.NO_GRADIENT)
+            if dropout is not None:
+                dropout.end_forward()
+            if self.moves_twice:
+                after = after._replace(buffers=tuple(b.clone() for b in after.buffers))
+            versions = [b._version for b in after.buffers]
+            g = self._gradient(loss, x)
+        if self._learns(g, dropout, versions != [b._version for b in after.buffers]):
+            return self.by_autograd(x, batch, memory)
+        assert g is not None
+        return Evaluation(g, loss.detach(), tree.map(Tensor.detach, after))
+
+    def _learns(
+        self, g: Tensor | None, dropout: randomness.KeyedDropout | None, moved: bool
+    ) -> bool:
+        """Whether this backward pass did what was not known of the model, so that its numbers are
+        wrong and it must be repeated."""
+        recomputed = dropout is not None and dropout.recomputed
+        known = self.reentrant, self.recomputes, self.moves_twice
+        self.reentrant |= g is None
+        self.recomputes |= recomputed
+        self.moves_twice |= moved
+        return known != (self.reentrant, self.recomputes, self.moves_twice)
+
+    def _gradient(self, loss: Tensor, x: Tensor) -> Tensor | None:
+        """The gradient; None if the model refuses a backward pass for x alone."""
+        if self.reentrant:
+            randomness.backward([loss], [torch.ones_like(loss)])
+            if x.grad is None:
+                raise ConfigError(probing.NO_GRADIENT)
+            return x.grad
+        try:
+            (g,) = randomness.backward([loss], [torch.ones_like(loss)], [x])
+        except RuntimeError as cause:
+            if not any(words in str(cause) for words in _CHECKPOINTED):
+                raise
+            return None
+        return g
+
     def _value(self, module: nn.Module, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]:
         if self.fused:
             return self._called(module, batch, memory, targets=batch.data[-1])
@@ -347,18 +417,23 @@ class Model(Objective):
         return self._loss_of(outputs, batch.data), memory
 
     @contextlib.contextmanager
-    def _seeded(self, key: Tensor) -> Iterator[None]:
+    def _seeded(
+        self, key: Tensor, *, replay: bool = False
+    ) -> Iterator[randomness.KeyedDropout | None]:
         """Random numbers as a function of the batch. Dropout uses the batch's key. All other draws
-        use torch's generator, which all threads share, so only one thread runs at a time."""
+        use torch's generator, which all threads share, so only one thread runs at a time. The same
+        holds for dropout in parts that the backward pass computes again (`replay`)."""
         if not self.stochastic:
-            yield
-        elif not self.generator or wrapped(key):
-            with randomness.KeyedDropout(key):  # vmap refuses all other randomness
-                yield
+            yield None
+        elif not (self.generator or replay) or wrapped(key):
+            with randomness.KeyedDropout(key) as dropout:  # vmap refuses all other randomness
+                yield dropout
         else:
-            with randomness.GENERATORS, forked(self.device), randomness.KeyedDropout(key):
+            with randomness.GENERATORS, forked(self.device):
                 torch.manual_seed(int(key))
-                yield
+                kind = randomness.ReplayedDropout if replay else randomness.KeyedDropout
+                with kind(key) as dropout:
+                    yield dropout
 
 
 def _buffer(module: nn.Module, name: str) -> Any:

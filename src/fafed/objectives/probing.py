@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from fafed.errors import ConfigError
 from fafed.kernels import build
 from fafed.kernels.network import recognised
 from fafed.objectives import agreement
-from fafed.objectives.batches import MODEL, check_loss, scores_of
+from fafed.objectives.batches import MODEL, check_loss, plain, scores_of
 from fafed.objectives.labels import IGNORED
 
 if TYPE_CHECKING:
@@ -34,7 +35,11 @@ def probe(model: Model, batch: Batch) -> None:
     """Try one batch, and set the attributes of the model that depend on it."""
     data = batch.data
     check_loss(model.loss, data, model.recurrent)
-    with torch.no_grad(), forked(model.device):
+    if isinstance(data, Mapping):
+        model.fused = False
+    with torch.no_grad(), forked(model.device), warnings.catch_warnings():
+        # a checkpointed part says that it gets no gradients here, where there are none
+        warnings.filterwarnings("ignore", "None of the inputs have requires_grad=True")
         outputs = _tried(model, batch)
         value = _loss(model, outputs, data)
         model.shifted = _shifted(model, batch)
@@ -43,6 +48,7 @@ def probe(model: Model, batch: Batch) -> None:
             f"loss must return one number, the mean over the batch, got {_shape(value)}: "
             "use reduction='mean', or take .mean()"
         )
+    _check_gradient(model, value, batch)
     model.classes = _classes(model, outputs, data)
     _choose_ways(model, batch)
 
@@ -80,8 +86,40 @@ def _loss(model: Model, outputs: Any, data: Any) -> object:
             ) from cause
         raise ConfigError(
             f"loss cannot compare outputs {_shape(outputs)} with targets {_shape(data[-1])}: "
-            f"{cause}"
+            f"{cause}{_one_hot(plain(model.loss), outputs, data[-1])}"
         ) from cause
+
+
+NO_GRADIENT = (
+    "loss cannot be differentiated: it does not depend on the parameters through operations that "
+    "have gradients. Something like .detach(), .item(), torch.no_grad(), argmax or a conversion to "
+    "integers is on the way; compute the loss from the outputs themselves, for example with "
+    "F.cross_entropy"
+)
+
+
+def _check_gradient(model: Model, value: Tensor, batch: Batch) -> None:
+    """Refuse a loss without a gradient."""
+    if not value.is_floating_point():
+        raise ConfigError(f"{NO_GRADIENT} (it is a {value.dtype})")
+    try:
+        with forked(model.device):
+            model.by_autograd(model.x0, batch, model.start())
+    except ConfigError:
+        raise
+    except Exception as cause:
+        raise ConfigError(f"{_name(model)}: the gradient cannot be computed: {cause}") from cause
+
+
+def _one_hot(loss: object, outputs: Any, targets: Any) -> str:
+    """The cure for integer targets that have one number for each class."""
+    entropy = loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+    if not entropy or not isinstance(outputs, Tensor) or _shape(outputs) != _shape(targets):
+        return ""
+    return (
+        "; the targets have one number for each class: give class numbers, targets.argmax(1), or "
+        "probabilities, targets.float()"
+    )
 
 
 def _shifted(model: Model, batch: Batch) -> bool:
@@ -124,6 +162,9 @@ def _choose_ways(model: Model, batch: Batch) -> None:
             model.not_native = "batches are mappings"
             return
         model.channels_last = _likes_channels_last(model, batch)
+        if model.amp is not None:
+            model.not_native = "amp is set, and the network in C has one precision"
+            return
         known = recognised(model.module, model.loss)
         if known is None or len(batch.data) != 2 or not known.takes(*batch.data):
             return
@@ -164,8 +205,11 @@ def _check_buffers(model: Model, after: tuple[object, ...]) -> None:
 def _likes_channels_last(model: Model, batch: Batch) -> bool:
     if model.device.type != "cpu" or model.recurrent or batch.data[0].ndim != 4:
         return False
-    if not any(isinstance(m, nn.Conv2d) for m in model.module.modules()):
+    layers = list(model.module.modules())
+    if not any(isinstance(layer, nn.Conv2d) for layer in layers):
         return False
+    if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in layers):
+        return False  # torch's gradients of BatchNorm lose three digits in this layout
     model.channels_last = True
     try:
         model._loss(model.x0, batch, model.start())

@@ -38,7 +38,7 @@ def park(goal: Model, folder: Path) -> None:
     """Move the initial parameters of a large model to disk. They are needed only until the first
     message comes."""
     size = goal.x0.numel() * goal.x0.element_size()
-    if size <= payload.LARGE or goal.x0.device.type != "cpu" or goal.dtype != goal.x0.dtype:
+    if size <= payload.LARGE or goal.x0.device.type != "cpu" or {*goal.dtypes} != {goal.x0.dtype}:
         return
     goal.x0 = payload.empty(folder, goal.x0).copy_(goal.x0)
     parts = torch.split(goal.x0, list(goal.sizes))

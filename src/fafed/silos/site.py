@@ -31,7 +31,6 @@ import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
 from fafed import data as datasets
-from fafed.core import tree
 from fafed.data.client_test import held_out_of
 from fafed.data.loading import open_data
 from fafed.data.sources.examples import Source

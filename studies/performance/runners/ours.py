@@ -33,7 +33,8 @@ class Ours:
         self.task = harness.read(folder)
         self.sizes = json.loads((folder / "ours.json").read_text())
         self.text = self.task.model == "lstm"
-        self.loss = models.token_cross_entropy if self.text else F.cross_entropy
+        per_token = self.text or self.task.model.endswith(":gpt2_lora")
+        self.loss = models.token_cross_entropy if per_token else F.cross_entropy
         self.algorithm = algorithm_of(algorithm, self.task.eta)
         module = models.build(self.task.model, seed=0, **self.task.options)
         self.objective = Model(module, self.loss)
@@ -55,7 +56,8 @@ class Ours:
         """Make one step on each client, and continue from the result."""
         run = self.start(local_steps=1, rounds=1)
         run.round()
-        self.objective = Model(self.objective.predict(run.state.shared.x, ()), self.loss)
+        moved = self.objective.predict(run.state.shared.x, run.state.buffers)
+        self.objective = Model(moved, self.loss)
 
 
 def run(folder: Path, answer: Path, began: float, algorithm: str, workers: int) -> None:

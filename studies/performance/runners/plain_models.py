@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from studies.performance.runners import large_models
+
 
 class FashionCNN(nn.Module):
     def __init__(self) -> None:
@@ -95,17 +97,22 @@ MODELS: dict[str, Any] = {
 
 
 def build(name: str, options: dict[str, Any], x: Tensor) -> nn.Module:
-    module: nn.Module = MODELS[name](**options)
+    known = MODELS | {large_models.PREFIX + own: make for own, make in large_models.MODELS.items()}
+    module: nn.Module = known[name](**options)
     load(module, x)
     return module
 
 
+def trained(module: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
 def load(module: nn.Module, x: Tensor) -> None:
-    torch.nn.utils.vector_to_parameters(x.clone(), module.parameters())
+    torch.nn.utils.vector_to_parameters(x.clone(), trained(module).values())
 
 
 def vector(module: nn.Module) -> Tensor:
-    return torch.nn.utils.parameters_to_vector(module.parameters()).detach()
+    return torch.nn.utils.parameters_to_vector(trained(module).values()).detach()
 
 
 def begin(module: nn.Module) -> None:

@@ -10,10 +10,19 @@ import numpy as np
 import pytest
 
 from studies.performance import contenders, document, jobs, measure, results
-from studies.performance.runners import ours, plain
+from studies.performance.runners import large_models, ours, plain
+
+
+def _large(model, dataset, eta=0.05, **options):
+    name = large_models.PREFIX + model
+    return jobs.Job("tiny", "", name, dataset, 2, 2, 2, eta=eta, options=options)
+
 
 TINY = {
     "mlp": jobs.Job("tiny", "", "mlp", "made-up examples 60 8", 4, 3, 3, options={"inputs": 8}),
+    "resnet": _large("resnet18_gn", "made-up pictures 12 8", width=2),
+    "bert": _large("bert", "made-up classified 20 30", vocabulary=30, layers=1, width=8),
+    "gpt2": _large("gpt2_lora", "made-up sentences 20 30", 2.0, vocabulary=30, layers=1, width=8),
     "lstm": jobs.Job(
         "tiny",
         "",
@@ -27,6 +36,7 @@ TINY = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft calls old names of transformers
 @pytest.mark.parametrize("model", TINY)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_plain_loop_and_ours_end_at_the_same_vector(model, workers, tmp_path):
@@ -41,7 +51,8 @@ def test_plain_loop_and_ours_end_at_the_same_vector(model, workers, tmp_path):
             ours.run(task, answer, 0.0, "fedavg", workers)
         assert len(json.loads((answer / "answer.json").read_text())["seconds"]) == 2
         found[name] = np.load(answer / "x.npy")
-    np.testing.assert_allclose(found["ours"], found["plain"], rtol=0, atol=1e-6)
+    rounding = 3e-5 if model == "resnet" else 1e-6  # twenty layers with GroupNorm
+    np.testing.assert_allclose(found["ours"], found["plain"], rtol=0, atol=rounding)
     assert np.abs(found["ours"] - np.load(task / "x0.npy")).max() > 1e-3
 
 

@@ -54,14 +54,15 @@ class Backend(ABC):
 
     def __init__(self, task: Task) -> None:
         self.task = task
+        self.why = ""  # why it was chosen; `choose` sets it
 
     @abstractmethod
     def check(self) -> None:
         """Raise CannotRun if this back end does not support the task."""
 
-    def pays(self) -> bool:
-        """Whether "auto" should try this back end."""
-        return True
+    def drawback(self) -> str | None:
+        """Why "auto" should not try this back end, or None."""
+        return None
 
     @abstractmethod
     def groups(self, clients: Sequence[int], states: ClientStates) -> list[list[int]]:

@@ -89,8 +89,8 @@ class Native(Vmap):
         except NoCompiler as cause:
             raise CannotRun(str(cause)) from cause
 
-    def pays(self) -> bool:
-        return True
+    def drawback(self) -> str | None:
+        return None
 
     def gather(self) -> Callable[[Drawn], Any]:
         return self.task.source.pick

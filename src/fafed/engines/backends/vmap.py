@@ -64,19 +64,27 @@ class Vmap(Backend):
         if not self.task.source.stackable(sorted(kinds)):
             raise CannotRun("the clients' batches differ in size")
 
-    def pays(self) -> bool:
+    def drawback(self) -> str | None:
         """Decide by the floating-point operations of one gradient. This number does not depend on
         the machine or its load, so the choice, and with it every digit, is reproducible. Torch
         cannot count the operations of a module that computes its loss itself."""
         _, objective, source, weights, _ = self.task
-        if len(weights) == 1 or objective.fused or source.loop_only is not None:
-            return False
+        if len(weights) == 1:
+            return "there is one client"
+        if objective.fused:
+            return "the model computes its loss itself"
+        if objective.recurrent_layers:
+            return "torch has no fast recurrent layers under vmap"
+        if source.loop_only is not None:
+            return source.loop_only
         draws = tree.map(lambda leaf: leaf.to(objective.x0.device), self._first_draws(0))
         (batch,) = ClientBatches(source.gather, draws)
         operations = Operations()
         with operations:
             objective.evaluate(objective.x0, batch, objective.start())
-        return operations.count <= SMALL_GRADIENT
+        if operations.count <= SMALL_GRADIENT:
+            return None
+        return f"a gradient takes {operations.count:.2g} operations, more than {SMALL_GRADIENT:.2g}"
 
     def gather(self) -> Callable[[Drawn], Any]:
         """The function that gets the data of some draws."""
@@ -180,7 +188,9 @@ class Vmap(Backend):
             ]
             return named(*found)
 
-        return agreement.disagreement(fast, plain, objective.x0, objective.shapes, objective.dtype)
+        return agreement.disagreement(
+            fast, plain, objective.x0, objective.shapes, objective.precision
+        )
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]

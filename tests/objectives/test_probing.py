@@ -1,0 +1,76 @@
+"""What is refused, and what is chosen, on the first batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from modules import batch
+from torch import nn
+from torch.nn import functional as F
+
+import fafed
+from fafed.objectives.module import Model
+
+CLIENTS = [tuple(batch(12, seed=s).data) for s in range(2)]
+
+
+def train(module=None, loss=F.cross_entropy, clients=CLIENTS, **options):
+    module = nn.Linear(6, 3).double() if module is None else module
+    call = {"rounds": 1, "local_steps": 1, "batch_size": 4, **options}
+    return fafed.train(module, clients, fafed.FedAvg(eta=0.1), loss=loss, **call)
+
+
+LOSSES = {
+    "detached": lambda outputs, targets: F.cross_entropy(outputs.detach(), targets),
+    "argmax": lambda outputs, targets: (outputs.argmax(1) != targets).double().mean(),
+    "integers": lambda outputs, targets: (outputs.argmax(1) != targets).sum(),
+    "a number": lambda outputs, targets: torch.tensor(F.cross_entropy(outputs, targets).item()),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("engine", ["auto", "loop", "vmap"])
+def test_a_loss_without_a_gradient_is_refused(name, engine):
+    with pytest.raises(fafed.ConfigError, match=r"cannot be differentiated.*F.cross_entropy"):
+        train(loss=LOSSES[name], engine=engine)
+
+
+def test_a_model_whose_backward_pass_fails_is_refused():
+    class Overwrites(nn.Linear):
+        def forward(self, x):
+            y = super().forward(x).exp()
+            return y * y.add_(1)
+
+    with pytest.raises(fafed.ConfigError, match="Overwrites: the gradient cannot be computed"):
+        train(Overwrites(6, 3).double())
+
+
+@pytest.mark.parametrize("loss", [F.cross_entropy, nn.CrossEntropyLoss()])
+def test_one_hot_targets(loss):
+    one_hot = [(x, F.one_hot(y, 3)) for x, y in CLIENTS]
+    with pytest.raises(fafed.ConfigError, match=r"targets.argmax\(1\)"):
+        train(loss=loss, clients=one_hot)
+    torch.manual_seed(0)
+    module = nn.Linear(6, 3).double()
+    shares = [(x, y.double()) for x, y in one_hot]  # torch takes these for probabilities
+    found = train(module, loss, shares, engine="loop")
+    torch.testing.assert_close(found.x, train(module, loss, engine="loop").x)
+
+
+def test_a_lazy_layer_is_refused_with_the_cure():
+    with pytest.raises(fafed.ConfigError, match="lazy layer's: call the model on one batch first"):
+        train(nn.LazyLinear(3))
+
+
+def images(*layers):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), *layers, nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+
+
+@pytest.mark.parametrize("norm", [None, nn.GroupNorm(2, 4), nn.BatchNorm2d(4)])
+def test_batchnorm_is_not_trained_with_channels_last(norm):
+    """Torch's gradients lose three digits there."""
+    data = batch(8)._replace(data=(torch.randn(8, 3, 8, 8), torch.randint(0, 3, (8,))))
+    goal = Model(images(*([] if norm is None else [norm])), F.cross_entropy)
+    goal.probe(data)
+    assert goal.channels_last == (not isinstance(norm, nn.BatchNorm2d))
