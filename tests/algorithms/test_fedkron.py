@@ -11,7 +11,6 @@ from transcriptions.fedkron import fedkron
 import fafed
 from fafed import FedKron
 from fafed.algorithms._layers import Layer, joined, layers, parts
-from fafed.core.batch import Batch
 from fafed.data.sources.examples import examples_of
 from fafed.objectives.module import Model
 from fafed.training.build import build
@@ -68,15 +67,15 @@ class Task:
         run = self.run(algorithm, rounds, **options)
         return torch.stack([run.state.shared.x for _ in run])
 
-    def gradient(self, x, drawn):
-        batch = Batch(self.source.gather(drawn.rows[0]), drawn.key[0], drawn.fresh[0])
+    def gradient(self, x, batch):
         return self.goal.evaluate(x, batch, self.goal.start()).gradient
 
     def g(self, i, t, x):
-        return self.gradient(x, self.source.draw(("round",), i, t - 1, 1).round)
+        (batch,) = self.source.batches(self.source.draw(("round",), i, t - 1, 1))
+        return self.gradient(x, batch)
 
     def g0(self, i, x):
-        return self.gradient(x, self.source.draw(("anchor",), i, 0, 1).anchor)
+        return self.gradient(x, self.source.batches(self.source.draw(("anchor",), i, 0, 1)).anchor)
 
 
 @pytest.mark.parametrize("wire", ["compact", "full"])

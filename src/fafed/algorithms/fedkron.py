@@ -252,15 +252,12 @@ class FedKron(Algorithm[Shared, Down, Local, Message]):
 
     def _first(self, x: Tensor) -> Replica:
         """The state before the first gradient."""
-        sizes = torch.stack(
-            [
-                layer.weight_size(w)
-                for layer, w in zip(self.layers, parts(x, self.layers), strict=True)
-            ]
-        )
-        R = x.new_zeros(sum(layer.scale_size for layer in self.layers))
+        found = self.layers or (Layer(x.numel(), False),)  # without shapes: single numbers
+        pairs = zip(found, parts(x, found), strict=True)
+        sizes = tuple(layer.weight_size(w) for layer, w in pairs)
+        R = x.new_zeros(sum(layer.scale_size for layer in found))
         zeros = tuple(torch.zeros_like(size) for size in sizes)
-        return Replica(x, R, torch.zeros_like(x), zeros, tuple(sizes))
+        return Replica(x, R, torch.zeros_like(x), zeros, sizes)
 
     def _gram(self, g: Tensor) -> Tensor:
         """G'G / m of all layers; for single numbers their squares."""

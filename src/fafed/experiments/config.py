@@ -199,13 +199,17 @@ class Experiment(Part):
     def over_all_rounds(self) -> list[str]:
         """The settings of the algorithm whose schedules fall over the whole run, so that another
         number of rounds would change earlier rounds."""
-        return [
+        options = self.algorithm.options
+        found = [
             name
-            for name, value in self.algorithm.options.items()
+            for name, value in options.items()
             if isinstance(value, Mapping)
             and value.get("schedule") in ("linear", "cosine")
             and value.get("over") is None
         ]
+        if self.algorithm.name == "fedkron" and not options.get("rounds"):
+            found.append("eta")
+        return found
 
     @property
     def fingerprint(self) -> str:

@@ -102,13 +102,14 @@ def _module_text(cls: type[AnyAlgorithm]) -> str:
 
 
 def _paper(cls: type[AnyAlgorithm]) -> str:
-    """The first citation after the class's name in the module's first paragraph."""
+    """The first citation after the class's name in the module's first paragraph; "" if the method
+    is fafed's own."""
     first = _module_text(cls).split("\n\n")[0].replace("\n", " ")
     citations = re.findall(r"([^()]*)\(([^()]*https?://[^()\s]+)\)", first)
     for names, citation in citations:
         if cls.__name__.lower() in names.lower():
             return str(citation)
-    return str(citations[0][1]) if citations else first
+    return str(citations[0][1]) if citations else ""
 
 
 def _advice(cls: type[AnyAlgorithm]) -> tuple[str, str, str]:
@@ -288,7 +289,8 @@ def _family(members: list[Card]) -> Iterator[str]:
 def _method(card: Card, update: bool) -> Iterator[str]:
     citation, _, address = card.paper.rpartition("https://")
     text = citation.strip(" ,") or address
-    yield f'[{text}](https://{address}) · `fafed.{card.cls}`, in files `name = "{card.name}"`\n'
+    origin = f"[{text}](https://{address})" if address else "fafed's own, experimental"
+    yield f'{origin} · `fafed.{card.cls}`, in files `name = "{card.name}"`\n'
     yield f"{card.what}\n"
     if update:
         yield _fenced(card.update)
