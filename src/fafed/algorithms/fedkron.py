@@ -253,6 +253,8 @@ class FedKron(Algorithm[Shared, Down, Local, Message]):
     def _first(self, x: Tensor) -> Replica:
         """The state before the first gradient."""
         found = self.layers or (Layer(x.numel(), False),)  # without shapes: single numbers
+        if not x.numel():  # of a message that has no x: the shape of what is kept
+            x = x.new_zeros(sum(layer.numbers for layer in found))
         pairs = zip(found, parts(x, found), strict=True)
         sizes = tuple(layer.weight_size(w) for layer, w in pairs)
         R = x.new_zeros(sum(layer.scale_size for layer in found))
