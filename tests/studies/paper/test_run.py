@@ -112,7 +112,7 @@ def ran(monkeypatch):
     monkeypatch.setattr(driver, "run_all", in_this_process)
     monkeypatch.setattr(driver, "PAUSE", -1.0)
     monkeypatch.setattr(
-        "fafed.experiments.execute._git_revision", lambda: None
+        "fafed.experiments.folder._git_revision", lambda: None
     )  # it takes longer than a run
     return made
 
