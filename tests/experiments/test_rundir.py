@@ -110,6 +110,7 @@ def test_every_algorithm_killed_at_random_moments_goes_on_bit_for_bit(data, tmp_
     same_runs(tmp_path / "calm", killed)
 
 
+@pytest.mark.slow
 def test_a_comparison_killed_and_restarted_ends_with_the_same_table(data, tmp_path):
     toml = write_experiment(tmp_path / "small.toml", data, rounds=60)
     common = ["compare", toml, "--algorithms", "fedavg,fafed", "--seeds", 2, "-j", 2, "--json"]

@@ -65,6 +65,7 @@ def test_a_grid_with_two_workers_tries_every_point_once(data, tmp_path):
     assert again == study
 
 
+@pytest.mark.slow
 def test_killed_searches_go_on(data, tmp_path):
     toml = write_experiment(tmp_path / "small.toml", data, search=GRID, rounds=150)
     command = [sys.executable, "-m", "fafed", "tune", str(toml), "--algorithms", "fafed"]

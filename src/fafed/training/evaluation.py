@@ -62,7 +62,7 @@ class Personal:
 
     def _source(self) -> Source:
         if self.drawn is None:  # now, not earlier: the data may have moved to another device
-            key = int(randomness.keys("personalise", self.seed))
+            key = int(randomness.keys("personalise", self.seed)) >> 1  # a seed has 63 bits
             self.drawn = self.source.with_seed(key)
         return self.drawn
 

@@ -57,6 +57,7 @@ def own_records(flower: Flower, data: Path) -> None:
     flower.nodes(**sites)
 
 
+@pytest.mark.slow
 @pytest.mark.waits
 def test_real_processes_give_the_numbers_of_the_loop_engine(tmp_path):
     """The guide's Flower section, followed with two silos. One whose key nobody registered, and one
