@@ -32,7 +32,7 @@ test: $(STAMP) lint
 	$(BIN)/python -m pytest -n 3 --dist worksteal  # of two cores: silos are waited for
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m slow -n 3 --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
