@@ -104,6 +104,21 @@ def test_a_job_that_starts_while_its_member_ends_ends_too(tmp_path, end):
     assert not running(tmp_path)
 
 
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_a_child_that_does_not_run_its_program_yet_ends_with_its_member(tmp_path, end):
+    """The subshell stands for a child between fork and exec: it has the name of its parent."""
+    (tmp_path / "startup").mkdir()
+    (tmp_path / "startup" / "sub_start.sh").write_text(
+        "(while true; do sleep 0.1; done) & echo up; while true; do sleep 0.1; done"
+    )
+    member = Member(tmp_path)
+    member.start()
+    while not member.log.read_text():
+        time.sleep(0.05)
+    getattr(member, end)()
+    assert not running(tmp_path)
+
+
 def history(place, silos):
     """From the server's audit file: who counted in each round, and who had lost its state."""
     attempts, lost = {}, {}

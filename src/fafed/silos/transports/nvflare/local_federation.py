@@ -167,15 +167,20 @@ class Member:
 
     def _all(self) -> list[psutil.Process]:
         """All processes of this kit, also those whose parent has died."""
-        found = []
-        main = self.process.pid if self.process and self.alive else None
-        for process in psutil.process_iter():
-            try:
-                if process.pid == main or str(self.kit) in process.cmdline():
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
+        return [process for process in psutil.process_iter() if self._ours(process)]
+
+    def _ours(self, process: psutil.Process) -> bool:
+        """In this member's session, or with the kit as an argument: a job has its own session.
+
+        The session also has the children that do not yet run the program they are started for.
+        """
+        try:
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return False
+            same = self.process is not None and os.getsid(process.pid) == self.process.pid
+            return same or str(self.kit) in process.cmdline()
+        except (psutil.Error, OSError):
+            return False
 
 
 class Local:
