@@ -44,8 +44,9 @@ if TYPE_CHECKING:
     from fafed.core.algorithm import Algorithm
     from fafed.core.records import History, Record
     from fafed.errors import ConfigError, DataError, FafedError
-    from fafed.experiments.api import Result, Training, start, train
+    from fafed.experiments.api import start, train
     from fafed.experiments.model_file import load
+    from fafed.experiments.training import Result, Training
     from fafed.objectives import metrics
     from fafed.objectives.function import Function
     from fafed.objectives.module import Model
@@ -121,7 +122,8 @@ _HOMES = {
     "objectives.function": ["Function"],
     "objectives.module": ["Model"],
     "privacy.options": ["Privacy"],
-    "experiments.api": ["Result", "Training", "start", "train"],
+    "experiments.api": ["start", "train"],
+    "experiments.training": ["Result", "Training"],
     "report.compare": ["Comparison", "compare"],
     "training.loop": ["Diverged", "Run"],
 }

@@ -16,7 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fafed
 from fafed import models
-from fafed.data.sources.examples import ClientBatches, examples_of
+from fafed.data.sources.base import ClientBatches
+from fafed.data.sources.examples import examples_of
 from fafed.objectives.module import Model
 from fafed.training.build import build
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fafed import data, models
-from fafed.data.sources.examples import Examples, Source
+from fafed.data.sources.base import Source
+from fafed.data.sources.examples import Examples
 from fafed.data.sources.streams import Streams
 from fafed.errors import DataError
 from fafed.objectives.module import Model

@@ -20,7 +20,8 @@ from torch import Tensor
 from fafed.core import randomness
 from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.batch import Draw
-from fafed.data.sources.examples import Drawn, Draws, Examples, Source
+from fafed.data.sources.base import Drawn, Draws, Source
+from fafed.data.sources.examples import Examples
 from fafed.objectives.function import Function
 from fafed.training.build import build
 from fafed.training.loop import Run

@@ -11,7 +11,7 @@ from small import experiment, write_data
 
 from fafed import ConfigError, DataError
 from fafed import data as datasets
-from fafed.data.sources.examples import ClientBatches
+from fafed.data.sources.base import ClientBatches
 from fafed.experiments.assemble import prepare, shard
 from fafed.experiments.config import Experiment
 

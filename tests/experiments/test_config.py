@@ -65,6 +65,15 @@ def test_a_schedule_that_falls_over_the_run_depends_on_its_length():
         e.with_algorithm("fedavg", eta={"schedule": "linear", "peak": 0.1, "warm": 1})
 
 
+def test_the_length_of_a_run_decides_where_an_algorithm_takes_a_setting_from_it():
+    e = Experiment.from_dict(BASE).with_algorithm("fedkron")
+    assert e.over_all_rounds == ["rounds"]
+    assert e.changed(rounds=7).digest != e.digest
+    fixed = e.with_algorithm("fedkron", rounds=20)
+    assert fixed.over_all_rounds == []
+    assert fixed.changed(rounds=7).digest == fixed.digest
+
+
 def test_comparison_uses_each_algorithms_own_settings():
     e = Experiment.from_dict(BASE | {"settings": {"fedavg": {"eta": 0.5}}})
     assert e.with_algorithm("fedavg").algorithm.options == {"eta": 0.5}

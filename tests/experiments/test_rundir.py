@@ -163,7 +163,7 @@ def test_more_rounds_are_refused_if_they_would_change_earlier_ones(data, tmp_pat
     interrupted(e, place, 4)
     (place.path / "experiment.toml").write_text(e.changed(rounds=9).to_toml())
     with pytest.raises(
-        FafedError, match=r"(?s)algorithm.eta falls over all rounds.*over = the num"
+        FafedError, match=r"(?s)algorithm.eta follows the length of the run.*over = the num"
     ):
         execute(place.experiment(), place)
     execute(e, place)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fafed.core.algorithm import Algorithm
-from fafed.data.sources.examples import BatchSize, ClientBatches, Examples
+from fafed.data.sources.base import ClientBatches
+from fafed.data.sources.examples import BatchSize, Examples
 from fafed.objectives.function import Function
 from fafed.training.build import build
 from fafed.training.loop import Run

@@ -19,7 +19,8 @@ from fafed import FAFED, DiLoCo, FedAMS, FedCM, FedDyn
 from fafed.algorithms.fafed import Local, Message
 from fafed.algorithms.fedopt import unbias
 from fafed.core.schedules import StemStep, at
-from fafed.data.sources.examples import ClientBatches, Examples
+from fafed.data.sources.base import ClientBatches
+from fafed.data.sources.examples import Examples
 
 N, Q, R = 4, 4, 5
 

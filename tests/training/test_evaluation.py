@@ -20,7 +20,8 @@ import fafed
 from fafed.core import randomness
 from fafed.core.batch import Batch
 from fafed.data.client_test import without_client_test
-from fafed.data.sources.examples import ClientBatches, examples_of
+from fafed.data.sources.base import ClientBatches
+from fafed.data.sources.examples import examples_of
 from fafed.data.sources.streams import passage
 from fafed.models import LSTMLanguageModel, token_cross_entropy
 from fafed.objectives import metrics

@@ -1,14 +1,12 @@
-"""Local steps of AdamW, and second moments that travel as one number for each tensor."""
+"""Local steps of AdamW."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from fafed.core.hyper import above, at_least, fraction, hyper, one_of, sizes
+from fafed.core.hyper import above, at_least, fraction, hyper
 
 
 class Moments(NamedTuple):
@@ -58,28 +56,3 @@ def floor(default: float = 1e-8) -> float:
 
 def decoupled_decay(default: float) -> float:
     return hyper(default, at_least(0), "decoupled weight decay: a step adds -eta decay y")
-
-
-# Second moments on the wire.
-
-
-def v_wire(default: str) -> str:
-    return hyper(
-        default,
-        one_of("block", "full"),
-        "what travels of v: its mean over each parameter tensor, or all of it",
-    )
-
-
-def v_blocks() -> tuple[int, ...]:
-    return hyper((), sizes, "block: sizes of the parameter tensors; filled in from the model")
-
-
-def block_means(v: Tensor, blocks: Sequence[int]) -> Tensor:
-    return torch.stack([part.mean() for part in torch.split(v, list(blocks))])
-
-
-def spread(means: Tensor, blocks: Sequence[int]) -> Tensor:
-    """A vector with one value in each block."""
-    parts = [one.expand(n) for one, n in zip(means.unbind(), blocks, strict=True)]
-    return torch.cat(parts)

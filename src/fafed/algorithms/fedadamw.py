@@ -22,26 +22,20 @@ is the sum of the round's steps.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fafed.algorithms._adamw import (
-    AdamW,
-    Moments,
-    block_means,
-    decoupled_decay,
-    floor,
-    memory,
-    spread,
+from fafed.algorithms._adamw import AdamW, Moments, decoupled_decay, floor, memory
+from fafed.algorithms._second_moment import (
+    Message,
+    Shared,
+    SharedSecondMoment,
     v_blocks,
     v_wire,
 )
-from fafed.algorithms._wire import CompactWire, Seen, derived_direction, mean_direction, seen, wire
+from fafed.algorithms._wire import Seen, derived_direction, seen, wire
 from fafed.core.algorithm import RoundInfo, counter
 from fafed.core.batch import Batches
 from fafed.core.gradient import Grad
@@ -50,20 +44,8 @@ from fafed.core.schedules import Rate, along
 from fafed.core.vectors import step
 
 
-class Shared(NamedTuple):
-    x: Tensor
-    v: Tensor  # mean of the clients' v; block: one number for each tensor
-    d: Tensor  # mean direction of the last round; compact: empty
-    t: Tensor  # steps made
-
-
-class Message(NamedTuple):
-    delta: Tensor
-    v: Tensor
-
-
 @dataclass(frozen=True)
-class FedAdamW(CompactWire[Shared, Shared, Seen, Message]):
+class FedAdamW(SharedSecondMoment):
     """Local AdamW that begins with a shared second moment and follows the last mean direction.
 
     Use it when the model wants AdamW (transformers) and clients differ: about FedAvg's bytes.
@@ -85,13 +67,6 @@ class FedAdamW(CompactWire[Shared, Shared, Seen, Message]):
         v = torch.zeros_like(x)
         return Shared(x, self.sent(v), x[:0] if self.compact else torch.zeros_like(x), counter(x))
 
-    def join(self, x: Tensor) -> Seen:
-        return seen(x, 1.0, compact=self.compact)
-
-    @property
-    def squares(self) -> tuple[str, ...]:
-        return ("v",)
-
     def local(
         self, grad: Grad, down: Shared, local: Seen, batches: Batches
     ) -> tuple[Seen, Message]:
@@ -108,18 +83,5 @@ class FedAdamW(CompactWire[Shared, Shared, Seen, Message]):
         return now, Message(y - x, self.sent(moments.v))
 
     def server(self, shared: Shared, mean: Message, info: RoundInfo) -> Shared:
-        rates = along(self.eta, shared.t, info.steps)
-        d = shared.d if self.compact else mean_direction(mean.delta, rates)
+        d = self.direction(shared, mean.delta, info.steps)
         return Shared(shared.x + mean.delta, mean.v, d, shared.t + info.steps)
-
-    def bind_model(self, shapes: Sequence[Sequence[int]]) -> Self:
-        if self.v_wire == "block" and not self.blocks:
-            return replace(self, blocks=tuple(math.prod(shape) for shape in shapes))
-        return self
-
-    def sent(self, v: Tensor) -> Tensor:
-        """What travels of v. Without a known model, x is one block."""
-        return block_means(v, self.blocks or (len(v),)) if self.v_wire == "block" else v
-
-    def received(self, v: Tensor, x: Tensor) -> Tensor:
-        return spread(v, self.blocks or (len(x),)) if self.v_wire == "block" else v

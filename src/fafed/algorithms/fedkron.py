@@ -43,13 +43,13 @@ import torch
 from torch import Tensor
 
 from fafed.algorithms._layers import Layer, joined, layers, parts
-from fafed.algorithms._wire import FULL_CURE, wire
+from fafed.algorithms._wire import CompactWire, wire
 from fafed.core import tree
-from fafed.core.algorithm import Algorithm, Exchange, RoundInfo, counter
+from fafed.core.algorithm import Exchange, RoundInfo, counter
 from fafed.core.batch import Batches
 from fafed.core.gradient import Grad
 from fafed.core.hyper import Rule, above, at_least, between, hyper, integer
-from fafed.core.same import unbatched
+from fafed.core.vmap import unbatched, wrapped
 from fafed.errors import ConfigError
 
 EXACT = 512  # matrices of up to so many columns are decomposed in float64
@@ -112,7 +112,7 @@ class _Memo:
 
 
 @dataclass(frozen=True)
-class FedKron(Algorithm[Shared, Down, Local, Message]):
+class FedKron(CompactWire[Shared, Down, Local, Message]):
     """A shared matrix scale for each layer, made from the mean gradient.
 
     Use it when layers are badly scaled: one gradient per step and one vector each way, as FedAvg.
@@ -136,24 +136,14 @@ class FedKron(Algorithm[Shared, Down, Local, Message]):
         "those of the parameter tensors; filled in from the model",
     )
 
+    filled_from_run = ("rounds",)
+
     def bind_model(self, shapes: Sequence[Sequence[int]]) -> Self:
         own = tuple(tuple(shape) for shape in shapes)
         return self if self.shapes else dataclasses.replace(self, shapes=own)
 
     def bind_run(self, rounds: int, local_steps: int) -> Self:
         return self if self.rounds else dataclasses.replace(self, rounds=rounds)
-
-    @property
-    def compact(self) -> bool:
-        return self.wire == "compact"
-
-    @property
-    def requires_all_clients(self) -> bool:
-        return self.compact
-
-    @property
-    def absence_cure(self) -> str:
-        return FULL_CURE
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
@@ -237,7 +227,7 @@ class FedKron(Algorithm[Shared, Down, Local, Message]):
         with memo.lock:
             if memo.step is None or not _same(memo.step[0], key):
                 moved = self._with_scale(kept, g) if r == 0 else self._moved(kept, g, r - 1, q)
-                if not _plain(moved):
+                if wrapped(moved):
                     return moved
                 memo.step = key, moved
             return memo.step[1]
@@ -291,7 +281,7 @@ class FedKron(Algorithm[Shared, Down, Local, Message]):
         with memo.lock:
             if memo.scale is None or not _same(memo.scale[0], key):
                 found = self._new_scale(*key)
-                if not _plain(replica.R):
+                if wrapped(replica.R):
                     return found
                 memo.scale = key, found
             return memo.scale[1]
@@ -338,13 +328,8 @@ def _scaled(gradients: list[Tensor], scale: Scale) -> list[Tensor]:
     return [G @ Q if Q.ndim == 2 else G * Q for G, Q in pairs]
 
 
-def _plain(state: object) -> bool:
-    """Whether no tensor is inside a vmap."""
-    return not any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tree.leaves(state))
-
-
 def _same(a: object, b: object) -> bool:
-    if not _plain(b):
+    if wrapped(b):
         return False
     pairs = zip(tree.leaves(a), tree.leaves(b), strict=True)
     return all(x is y or (x.shape == y.shape and torch.equal(x, y)) for x, y in pairs)

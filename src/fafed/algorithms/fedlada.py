@@ -18,16 +18,20 @@ Departure from the paper: if eta changes within a round, eta q is the sum of the
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fafed.algorithms._adamw import block_means, floor, memory, spread, v_blocks, v_wire
-from fafed.algorithms._wire import CompactWire, Seen, derived_direction, mean_direction, seen, wire
+from fafed.algorithms._adamw import floor, memory
+from fafed.algorithms._second_moment import (
+    Message,
+    Shared,
+    SharedSecondMoment,
+    v_blocks,
+    v_wire,
+)
+from fafed.algorithms._wire import Seen, derived_direction, seen, wire
 from fafed.core.algorithm import RoundInfo, counter
 from fafed.core.batch import Batches
 from fafed.core.gradient import Grad
@@ -36,20 +40,8 @@ from fafed.core.schedules import Rate, along
 from fafed.core.vectors import step
 
 
-class Shared(NamedTuple):
-    x: Tensor
-    v: Tensor  # mean of the clients' vhat; block: one number for each tensor
-    d: Tensor  # mean direction of the last round; compact: empty
-    t: Tensor  # steps made
-
-
-class Message(NamedTuple):
-    delta: Tensor
-    v: Tensor
-
-
 @dataclass(frozen=True)
-class FedLADA(CompactWire[Shared, Shared, Seen, Message]):
+class FedLADA(SharedSecondMoment):
     """Local AMSGrad steps, mixed with the mean direction of the last round.
 
     Use it when the local steps should adapt and clients differ.
@@ -71,13 +63,6 @@ class FedLADA(CompactWire[Shared, Shared, Seen, Message]):
         v = self.sent(torch.full_like(x, self.eps**2))
         return Shared(x, v, x[:0] if self.compact else torch.zeros_like(x), counter(x))
 
-    def join(self, x: Tensor) -> Seen:
-        return seen(x, 1.0, compact=self.compact)
-
-    @property
-    def squares(self) -> tuple[str, ...]:
-        return ("v",)
-
     def local(
         self, grad: Grad, down: Shared, local: Seen, batches: Batches
     ) -> tuple[Seen, Message]:
@@ -85,8 +70,7 @@ class FedLADA(CompactWire[Shared, Shared, Seen, Message]):
         rates = along(self.eta, t, len(batches))
         if self.compact:
             d = derived_direction(x, local)
-        if self.v_wire == "block":
-            v = spread(v, self.blocks or (len(x),))
+        v = self.received(v, x)
         y, m, vhat = x, torch.zeros_like(x), v
         for rate, batch in zip(rates, batches, strict=True):
             g = grad(y, batch)
@@ -98,15 +82,5 @@ class FedLADA(CompactWire[Shared, Shared, Seen, Message]):
         return now, Message(y - x, self.sent(vhat))
 
     def server(self, shared: Shared, mean: Message, info: RoundInfo) -> Shared:
-        rates = along(self.eta, shared.t, info.steps)
-        d = shared.d if self.compact else mean_direction(mean.delta, rates)
+        d = self.direction(shared, mean.delta, info.steps)
         return Shared(shared.x + self.eta_g * mean.delta, mean.v, d, shared.t + info.steps)
-
-    def bind_model(self, shapes: Sequence[Sequence[int]]) -> Self:
-        if self.v_wire == "block" and not self.blocks:
-            return replace(self, blocks=tuple(math.prod(shape) for shape in shapes))
-        return self
-
-    def sent(self, v: Tensor) -> Tensor:
-        """What travels of v. Without a known model, x is one block."""
-        return block_means(v, self.blocks or (len(v),)) if self.v_wire == "block" else v

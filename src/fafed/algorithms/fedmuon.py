@@ -20,8 +20,8 @@ D is (x_old - x) / (eta q), so a client can compute it from two consecutive mode
 
 If clients differ, local Muon need not approach a stationary point (Takezawa et al. 2025, arXiv
 2509.26337): the mean of orthogonal directions is not the direction of the mean. Two clients with a
-matrix quadratic each (q = 5, eta = 0.05) end 0.95 from the optimum with beta = 0, and D hardly
-helps: 0.87 with alpha = 0.5. The shared momentum helps: with beta = 0.9 they end 0.02 to 0.07 away.
+matrix quadratic each (q = 5, eta = 0.05) end more than 0.8 from the optimum with beta = 0, with D
+or without it. The shared momentum helps: with beta = 0.9 they end less than 0.1 away.
 
 Departures from the paper: the paper writes O(M) with a singular value decomposition and does not
 say how vectors travel. The scale 0.2 sqrt(max(rows, columns)) is that of later work on Muon. If eta

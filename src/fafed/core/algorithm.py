@@ -67,6 +67,7 @@ class Algorithm(ABC, Generic[Shared, Down, Local, Message]):
     """A federated algorithm as pure functions. A subclass's fields are its hyper-parameters."""
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[object]]]  # every subclass has them
+    filled_from_run: ClassVar[tuple[str, ...]] = ()  # settings that are 0 until `bind_run`
 
     @abstractmethod
     def init(self, x: Tensor) -> Shared:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fafed.core import tree
 from fafed.core.batch import Batch, labels_of
-from fafed.data.sources.examples import Examples, Shuffled, Source
+from fafed.data.sources.base import Source
+from fafed.data.sources.examples import Examples, Shuffled
 from fafed.data.sources.lazy import LazyPart
 from fafed.errors import DataError
 

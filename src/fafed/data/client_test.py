@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from fafed.core import randomness
-from fafed.data.sources.examples import Columns, Examples, Indices, as_tensors
+from fafed.data.sources.base import Indices
+from fafed.data.sources.examples import Examples
 from fafed.data.sources.lazy import Lazy, LazyPart
+from fafed.data.sources.tensors import Columns, as_tensors
 from fafed.errors import ConfigError, DataError
 
 

@@ -18,19 +18,10 @@ from fafed.core import tree
 from fafed.core.arguments import checked
 from fafed.core.plain import plain as plain_number
 from fafed.data.client_test import part_name, without_client_test
-from fafed.data.sources.examples import (
-    BatchSize,
-    Columns,
-    Examples,
-    Plain,
-    as_tensors,
-    check_clients,
-    examples_of,
-    no_examples,
-    plain,
-)
+from fafed.data.sources.examples import BatchSize, Examples, examples_of
 from fafed.data.sources.lazy import Lazy, LazyPart, probe
 from fafed.data.sources.reader import Loading, Reader
+from fafed.data.sources.tensors import Columns, Plain, as_tensors, check_clients, no_examples, plain
 from fafed.errors import ConfigError
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from fafed.core import plugins
 from fafed.core.extras import require
 from fafed.data.datasets.cache import reading
-from fafed.data.sources.examples import as_tensors, plain
+from fafed.data.sources.tensors import as_tensors, plain
 from fafed.errors import ConfigError, DataError
 
 Pair = tuple[Tensor, Tensor]  # inputs, targets

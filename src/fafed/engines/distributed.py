@@ -19,7 +19,7 @@ from fafed.core import tree
 from fafed.core.algorithm import Exchange, HasX
 from fafed.core.gradient import zero_grad
 from fafed.core.tree import Tree
-from fafed.data.sources.examples import ClientBatches
+from fafed.data.sources.base import ClientBatches
 from fafed.engines.base import ClientState, Engine, NotFinite, Reply, Snapshot
 from fafed.engines.encoded import ATTEMPTS, EncodedMean
 from fafed.engines.ranks import RankFailed, Ranks

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fafed.core import tree
 from fafed.core.algorithm import AnyAlgorithm, Exchange, HasX
-from fafed.data.sources.examples import Source
+from fafed.data.sources.base import Source
 from fafed.engines import backends
 from fafed.engines.base import ClientState, Counts, Engine, Reply, Sent, Snapshot
 from fafed.engines.encoded import ATTEMPTS, Encoded, EncodedMean

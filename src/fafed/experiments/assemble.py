@@ -19,7 +19,8 @@ from fafed.data import partition
 from fafed.data.checks import check_measured
 from fafed.data.client_test import without_client_test
 from fafed.data.loading import open_data, steps_of_round
-from fafed.data.sources.examples import Examples, Indices, Source
+from fafed.data.sources.base import Indices, Source
+from fafed.data.sources.examples import Examples
 from fafed.data.sources.lazy import Lazy
 from fafed.data.sources.reader import Loading
 from fafed.data.sources.streams import Streams, passage

@@ -191,25 +191,26 @@ class Experiment(Part):
     def digest(self) -> str:
         """A hash of everything that decides the numbers of a round. A checkpoint carries it. The
         number of rounds is not part of it: more rounds do not change earlier ones. (They do if a
-        schedule falls over the whole run. Then it is.) "v2" is the version of this rule."""
+        setting follows the length of the run. Then it is.) "v2" is the version of this rule."""
         rounds = self.rounds if self.over_all_rounds else None
         return f"v2-{_hash(self.decisive() | {'rounds': rounds})}"
 
     @property
     def over_all_rounds(self) -> list[str]:
-        """The settings of the algorithm whose schedules fall over the whole run, so that another
-        number of rounds would change earlier rounds."""
-        options = self.algorithm.options
-        found = [
+        """The settings of the algorithm that follow the length of the run, so that another number
+        of rounds would change earlier rounds."""
+        from fafed.algorithms import ALGORITHMS
+
+        options, known = self.algorithm.options, ALGORITHMS.get(self.algorithm.name)
+        falling = [
             name
             for name, value in options.items()
             if isinstance(value, Mapping)
             and value.get("schedule") in ("linear", "cosine")
             and value.get("over") is None
         ]
-        if self.algorithm.name == "fedkron" and not options.get("rounds"):
-            found.append("eta")
-        return found
+        filled = known.filled_from_run if known else ()
+        return falling + [name for name in filled if not options.get(name)]
 
     @property
     def fingerprint(self) -> str:

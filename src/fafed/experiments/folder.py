@@ -197,11 +197,10 @@ def _start(place: RunDir, experiment: Experiment) -> _Start:
 def rounds_matter(experiment: Experiment) -> str:
     names = ", ".join(f"algorithm.{name}" for name in experiment.over_all_rounds)
     return (
-        f"The schedule of {names} falls over all rounds of the run, so another number of rounds "
-        "(now rounds is "
+        f"{names} follows the length of the run, so another number of rounds (now rounds is "
         f"{experiment.rounds}) changes rounds that are already made. Set rounds back, or start a "
-        "new run whose schedule has over = the number of steps that it may have in the end "
-        "(rounds times local_steps)"
+        "new run that says how long it may become: a schedule with over = the number of steps "
+        "(rounds times local_steps), FedKron with rounds"
     )
 
 

@@ -246,7 +246,10 @@ def save_adapter(module: nn.Module, folder: Path | str) -> None:
     shutil.rmtree(part, ignore_errors=True)
     try:
         found[0].save_pretrained(str(part))
+        for path in [*part.rglob("*"), part]:
+            files.sync_path(path)
         part.replace(folder)
+        files.sync_path(folder.parent)
     except OSError as cause:
         raise FafedError(f"{folder} could not be written: {cause}") from cause
     finally:

@@ -27,8 +27,9 @@ from fafed.core import tree
 from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.run_data import flatten, show
 from fafed.core.schedules import NAMED, Schedule
-from fafed.data.sources.examples import Columns, Examples
+from fafed.data.sources.examples import Examples
 from fafed.data.sources.lazy import Lazy, LazyPart
+from fafed.data.sources.tensors import Columns
 from fafed.errors import ConfigError, FafedError
 from fafed.experiments.config import Experiment
 from fafed.experiments.folder import rounds_matter

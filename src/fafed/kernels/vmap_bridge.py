@@ -11,6 +11,8 @@ from collections.abc import Callable
 from torch import Tensor
 from torch._C import _functorch as functorch
 
+from fafed.core.vmap import clients_first
+
 
 def for_all_clients(
     function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor
@@ -25,21 +27,10 @@ def for_all_clients(
     if level < 0:
         return tuple(found[0] for found in function(*(t[None] for t in tensors)))
     batched = [own == level for own in levels]
-    bare = [_clients_first(t) if own else t for t, own in zip(tensors, batched, strict=True)]
+    bare = [clients_first(t) if own else t for t, own in zip(tensors, batched, strict=True)]
     n = bare[batched.index(True)].shape[0]
     stacked = [t if own else t.expand(n, *t.shape) for t, own in zip(bare, batched, strict=True)]
     return tuple(functorch._add_batch_dim(found, 0, level) for found in function(*stacked))
-
-
-def _clients_first(wrapped: Tensor) -> Tensor:
-    clients = functorch.maybe_get_bdim(wrapped)
-    bare = functorch.get_unwrapped(wrapped)
-    return bare if clients == 0 else bare.movedim(clients, 0)
-
-
-def wrapped(value: Tensor) -> bool:
-    """Whether the tensor is inside vmap or grad of torch.func."""
-    return bool(functorch.is_functorch_wrapped_tensor(value))
 
 
 # Arguments of the C functions for the clients' vectors, (clients, d).

@@ -23,10 +23,10 @@ from torch.utils import _pytree as pytree
 from fafed.core import randomness, tree
 from fafed.core.batch import Batch, Picked, labels_of
 from fafed.core.tree import Tree
+from fafed.core.vmap import wrapped
 from fafed.errors import ConfigError
 from fafed.kernels import build
 from fafed.kernels.network import Network
-from fafed.kernels.vmap_bridge import wrapped
 from fafed.objectives import metrics, probing
 from fafed.objectives.autocast import autocast, setting
 from fafed.objectives.base import Evaluation, Loss, Memory, Objective, Totals

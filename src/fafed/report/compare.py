@@ -17,7 +17,8 @@ from fafed.algorithms import ALGORITHMS
 from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.run_data import RunData
 from fafed.errors import ConfigError
-from fafed.experiments.api import Result, Training, start
+from fafed.experiments.api import start
+from fafed.experiments.training import Result, Training
 from fafed.report import write
 from fafed.report.static import write_figures
 from fafed.report.tables import rich_table

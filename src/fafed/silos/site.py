@@ -33,7 +33,7 @@ from pydantic import Field, ValidationError, model_validator
 from fafed import data as datasets
 from fafed.data.client_test import held_out_of
 from fafed.data.loading import open_data
-from fafed.data.sources.examples import Source
+from fafed.data.sources.base import Source
 from fafed.errors import ConfigError, DataError
 from fafed.experiments.assemble import held_out, shard, sizes
 from fafed.experiments.config import Experiment, Part

@@ -23,7 +23,7 @@ from fafed import __version__, files
 from fafed.core import tree
 from fafed.core.algorithm import AnyAlgorithm, Exchange, HasX, exchanges_of_round
 from fafed.data.checks import check_labels, check_numbers
-from fafed.data.sources.examples import Source
+from fafed.data.sources.base import Source
 from fafed.engines.base import ClientState, NotFinite
 from fafed.engines.client import Oracle, check, visit
 from fafed.errors import FafedError

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from fafed.core.algorithm import HasX
 from fafed.core.records import Record
-from fafed.data.sources.examples import Shuffled, Source
+from fafed.data.sources.base import Source
+from fafed.data.sources.examples import Shuffled
 from fafed.engines.base import Engine, Snapshot
 from fafed.engines.worker_pool import WorkerPool
 from fafed.errors import ConfigError

@@ -10,7 +10,8 @@ from fafed.core.algorithm import Algorithm, AnyAlgorithm
 from fafed.core.arguments import checked
 from fafed.core.plain import number, plain
 from fafed.data.checks import check_labels, check_numbers, check_sizes
-from fafed.data.sources.examples import Shuffled, Source
+from fafed.data.sources.base import Source
+from fafed.data.sources.examples import Shuffled
 from fafed.engines.base import Engine
 from fafed.engines.distributed import Distributed
 from fafed.engines.ranks import Ranks
@@ -60,53 +61,33 @@ def build(
     rounds, local_steps = checked("rounds", rounds), checked("local_steps", local_steps)
     privacy = privacy or Privacy()
     budget = None
-    secure: dict[str, Any] = {"quorum": quorum} if privacy.secure else {}
+    cohort = partial(Cohort, participation=participation, failure=failure, seed=seed)
+    if privacy.secure:
+        cohort = partial(cohort, quorum=quorum)
     bound = algorithm.bind_model(objective.shapes).bind_run(rounds, local_steps)
     if callable(engine):
         made = engine(bound)
-        population = made.population
-        who = Cohort(population, participation=participation, failure=failure, seed=seed, **secure)
+        who = cohort(made.population)
     else:
         assert source is not None, "a back end needs the clients' data"
-        population = len(source.examples)
-        who = Cohort(population, participation=participation, failure=failure, seed=seed, **secure)
+        who = cohort(len(source.examples))
         source = _checked(source, objective)
         check_baseline(baseline, source)
         if baseline is not None:
+            assert isinstance(source, Shuffled)
             if privacy != Privacy():
                 raise ConfigError(
                     f"baseline = {baseline!r} has no privacy options: take them out of one of both"
                 )
-            assert isinstance(source, Shuffled)
             if ranks is not None and baseline == "local":
                 raise ConfigError("baseline='local' runs in one process: leave out torchrun")
-            alone = partial(
-                build,
-                algorithm,
-                objective,
-                rounds=rounds,
-                seed=seed,
-                engine=engine,
-                threads=threads,
-            )
+            run = partial(build, algorithm, objective, rounds=rounds, seed=seed, engine=engine)
+            evaluated = {"measure": measure, "measure_every": measure_every, "workers": workers}
             if baseline == "pooled":
                 one, steps = pooled(source, local_steps, len(who.invited(1)))
-                return alone(
-                    one,
-                    local_steps=steps,
-                    measure=measure,
-                    measure_every=measure_every,
-                    workers=workers,
-                    ranks=ranks,
-                )
-            return Alone(
-                source,
-                partial(alone, local_steps=local_steps, workers=1),
-                measure=measure,
-                measure_every=measure_every,
-                workers=workers,
-                threads=threads,
-            )
+                return run(one, local_steps=steps, threads=threads, ranks=ranks, **evaluated)
+            alone = partial(run, local_steps=local_steps, threads=threads, workers=1)
+            return Alone(source, alone, threads=threads, **evaluated)
         if privacy.secure:
             check_secure(who)
         goal: Objective = objective

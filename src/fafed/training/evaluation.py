@@ -18,8 +18,9 @@ from fafed.core.batch import Batch
 from fafed.core.records import MOST_CLIENTS, higher_is_better, summary
 from fafed.core.schedules import Rate, Schedule, at
 from fafed.data.client_test import part_name
-from fafed.data.sources.examples import Columns, Source
+from fafed.data.sources.base import Source
 from fafed.data.sources.lazy import LazyPart
+from fafed.data.sources.tensors import Columns
 from fafed.engines.client import Oracle
 from fafed.engines.worker_pool import WorkerPool
 from fafed.errors import ConfigError, FafedError

@@ -7,7 +7,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from fafed.core.algorithm import AnyAlgorithm
-from fafed.data.sources.examples import Examples, Source
+from fafed.data.sources.base import Source
+from fafed.data.sources.examples import Examples
 from fafed.data.sources.poisson import Poisson
 from fafed.engines.private import Private
 from fafed.errors import ConfigError

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import fafed
 from fafed import models
 from fafed.core.algorithm import Algorithm
-from fafed.data.sources.examples import Source
+from fafed.data.sources.base import Source
 from fafed.kernels.malloc import keep_freed_memory
 from fafed.objectives.module import Model
 from fafed.training.build import build

@@ -11,7 +11,9 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from fafed import ConfigError, DataError
 from fafed.core import randomness, tree
-from fafed.data.sources.examples import ClientBatches, Examples, as_tensors, examples_of
+from fafed.data.sources.base import ClientBatches
+from fafed.data.sources.examples import Examples, examples_of
+from fafed.data.sources.tensors import as_tensors
 
 
 def source(sizes=(10, 10, 7), **options):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fafed import ConfigError
-from fafed.data.sources.examples import ClientBatches
+from fafed.data.sources.base import ClientBatches
 from fafed.data.sources.streams import Streams, passage
 
 

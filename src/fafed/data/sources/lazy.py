@@ -17,8 +17,9 @@ from torch import Tensor
 
 from fafed.core import tree
 from fafed.core.batch import Batch, Draw
+from fafed.data.sources.base import ClientBatches, Drawn, Draws, Indices
 from fafed.data.sources.collate import structure
-from fafed.data.sources.examples import ClientBatches, Drawn, Draws, Indices, Shuffled
+from fafed.data.sources.examples import Shuffled
 from fafed.data.sources.reader import Reader, Request, request
 from fafed.errors import ConfigError, DataError
 

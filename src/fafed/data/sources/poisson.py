@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fafed.core import randomness
 from fafed.core.batch import Batch, Draw
-from fafed.data.sources.examples import BatchSize, ClientBatches, Drawn, Draws, Examples, Indices
+from fafed.data.sources.base import ClientBatches, Drawn, Draws, Indices
+from fafed.data.sources.examples import BatchSize, Examples
 from fafed.errors import FafedError
 
 

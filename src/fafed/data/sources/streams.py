@@ -19,7 +19,7 @@ from fafed.core.arguments import checked
 from fafed.core.batch import Batch, Draw
 from fafed.core.hyper import integer
 from fafed.core.plain import plain
-from fafed.data.sources.examples import Drawn, Draws, Indices, Source
+from fafed.data.sources.base import Drawn, Draws, Indices, Source
 from fafed.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from fafed.core.algorithm import AnyAlgorithm, Exchange, HasX
-from fafed.data.sources.examples import Source
+from fafed.data.sources.base import Source
 from fafed.engines.base import Sent
 from fafed.engines.encoded import EncodedMean
 from fafed.engines.mean import Mean

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from fafed.core.batch import Batch, Batches
 from fafed.core.gradient import Rates, StormPoint, StormSettings
-from fafed.data.sources.examples import ClientBatches, Drawn
+from fafed.core.vmap import wrapped
+from fafed.data.sources.base import ClientBatches, Drawn
 from fafed.engines.backends.base import CannotRun
 from fafed.engines.backends.vmap import Vmap
 from fafed.engines.client import Oracle
 from fafed.kernels.build import NoCompiler, library
 from fafed.kernels.network import Network
-from fafed.kernels.vmap_bridge import wrapped
 from fafed.objectives.base import Evaluation, Memory
 
 

@@ -15,7 +15,7 @@ from fafed.core import tree
 from fafed.core.algorithm import Exchange, HasX, exchanges_of_round
 from fafed.core.batch import Batch
 from fafed.core.tree import Tree
-from fafed.data.sources.examples import ClientBatches, Drawn, Draws
+from fafed.data.sources.base import ClientBatches, Drawn, Draws
 from fafed.engines.backends.base import Backend, CannotRun, Differs, Found
 from fafed.engines.base import ClientState, Sent
 from fafed.engines.client import Oracle, check, visit
