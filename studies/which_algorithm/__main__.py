@@ -1,6 +1,6 @@
 """Measure every federated algorithm on one small job, and write docs/which-algorithm.md from it.
 
-    python -m studies.which_algorithm                 # measures, then renders: a quarter of an hour
+    python -m studies.which_algorithm                 # measures, then renders: two hours
     python -m studies.which_algorithm --render-only   # renders results.json again
 
 The job is in configs/. Runs live below --runs (runs/which-algorithm); what is
@@ -15,7 +15,8 @@ import logging
 from pathlib import Path
 
 from studies.which_algorithm.figure import draw
-from studies.which_algorithm.measurement import ROOT, measure
+from studies.which_algorithm.jobs import ROOT
+from studies.which_algorithm.measurement import measure
 from studies.which_algorithm.page import render
 from studies.which_algorithm.results import PAGE, PICTURE, RESULTS, Results
 

@@ -21,14 +21,14 @@ def draw(r: Results, path: Path) -> None:
 
     names = r.ranked("skewed")[::-1]
     with styled():
-        picture = Figure(figsize=(8, 6.6), layout="constrained")
+        picture = Figure(figsize=(8, 9.2), layout="constrained")
         left, right = picture.subplots(1, 2, sharey=True, width_ratios=(1.3, 1))
         for i, (part, label, marker) in enumerate(SETTINGS):
             rows = [(y, r.accuracy(part, n)) for y, n in enumerate(names) if n in r.parts[part]]
             left.errorbar(
                 [stat.mean for _, stat in rows],
                 [y + DODGE[i] for y, _ in rows],
-                xerr=[stat.std for _, stat in rows],
+                xerr=[stat.std or 0 for _, stat in rows],
                 label=label,
                 **_dots(i, marker),
             )
@@ -56,7 +56,7 @@ def draw(r: Results, path: Path) -> None:
             panel.set_ylim(-0.7, len(names) - 0.3)
             panel.tick_params(length=0)
             panel.set_axisbelow(True)
-            place = {"loc": "lower left", "bbox_to_anchor": (0, -0.12), "ncols": 3}
+            place = {"loc": "lower left", "bbox_to_anchor": (0, -0.085), "ncols": 3}
             panel.legend(**place, frameon=False, handletextpad=0.2, columnspacing=1.2)
         path.parent.mkdir(exist_ok=True)
         save(picture, [path])

@@ -1,4 +1,4 @@
-"""Choose step sizes by the training loss with one seed, then measure with other seeds."""
+"""Choose settings on held-out data with one seed, then measure with other seeds."""
 
 from __future__ import annotations
 
@@ -6,128 +6,335 @@ import itertools
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fafed.algorithms import ALGORITHMS
+from fafed.core.records import Record
 from fafed.experiments.config import Experiment
 from fafed.experiments.grid import run_all
 from fafed.experiments.rundir import RunDir
-from fafed.experiments.tuning import space
 from fafed.report.curves import make_curves
 from fafed.report.quantities import find_quantity
 from fafed.report.target import Target, reaches
+from studies.which_algorithm import jobs
+from studies.which_algorithm.jobs import (
+    ELSEWHERE,
+    JOBS,
+    JUDGED,
+    ONE_SEED,
+    POOLED,
+    SEEDS,
+    TARGETS,
+    TUNING_SEED,
+    Setting,
+)
 
-ROOT = Path(__file__).parent.parent.parent
-EXPERIMENTS = Path(__file__).parent / "configs"
+TAIL = 3  # evaluations on held-out data of which the mean counts: single ones vary a lot
+LONGEST = 60  # rounds of a method that sends less than FedAvg, at equal bytes
+ABOUT_EQUAL = 0.05  # a difference in cost that is not worth a run of another length
+WORTH = 0.02  # a default is replaced if it costs so much more than the rule's
 
-TUNING_SEED, SEEDS = 0, (1, 2, 3)
-TAIL = 5  # the last evaluations are averaged, because on skewed data single ones vary a lot
-TARGETS = {"skewed": 0.75, "iid": 0.8, "partial": 0.65, "second-setting": 0.75}  # test accuracy
-
-Step = tuple[tuple[str, float], ...]  # (("eta", 0.1),)
+Key = tuple[Any, ...]
 
 
-def measure(root: Path, jobs: int) -> dict[str, Any]:
-    """Choose step sizes with one seed by the training loss, then measure with other seeds."""
-    files = {part: Experiment.read(EXPERIMENTS / f"{part}.toml") for part in TARGETS}
-    trials = {
-        (part, name, step): experiment.with_algorithm(name, **dict(step)).changed(seed=TUNING_SEED)
-        for part, experiment in files.items()
-        for name in experiment.search
-        for step in dict.fromkeys([*_grid(experiment, name), _default(experiment, name)])
+class Runs:
+    """Makes the runs that are not there yet."""
+
+    def __init__(self, root: Path, processes: int) -> None:
+        self.root, self.processes = root, processes
+
+    def __call__(self, what: str, wanted: Mapping[Key, Experiment]) -> dict[Key, RunDir]:
+        print(f"{what}: {len(wanted)} runs", flush=True)
+        places = run_all(list(wanted.values()), self.root, self.processes, threads=1)
+        return dict(zip(wanted, places, strict=True))
+
+
+def measure(root: Path, processes: int) -> dict[str, Any]:
+    make = Runs(root, processes)
+    trials = choose(make)
+    tuned = measure_tuned(make, trials)
+    defaults = {name: rule(trials, name) for name in jobs.names("iid")}
+    untuned = measure_untuned(make, defaults)
+    equal = measure_equal(make, trials)
+    for job, entries in tuned.items():
+        for name, entry in entries.items():
+            entry |= {"equal": equal[job][name]} | untuned[job][name]
+    return made_with(RunDir.for_experiment(_tuned("iid", "fedavg", trials, SEEDS[0]), root)) | {
+        "seeds": {"choosing": TUNING_SEED, "measuring": SEEDS, "one": ONE_SEED},
+        "targets": TARGETS,
+        "trials": trials,
+        "defaults": defaults,
+        "measured": tuned,
+        "pooled": pooled(make),
+        "elsewhere": elsewhere(make, defaults),
     }
-    print(f"choosing: {len(trials)} runs", flush=True)
-    tried = dict(zip(trials, run_all(list(trials.values()), root, jobs), strict=True))
-    losses = {key: _loss(place) for key, place in tried.items()}
-    chosen = {
-        (part, name): min(_grid(experiment, name), key=lambda step: losses[part, name, step])
-        for part, experiment in files.items()
-        for name in experiment.search
-    }
-    for part, name in list(chosen):
-        partial = files["partial"].with_algorithm(name).algorithm_object(1)
-        if part == "skewed" and not partial.requires_all_clients:
-            chosen["partial", name] = chosen[part, name]
-    final = {
-        (part, name, seed): files[part].with_algorithm(name, **dict(step)).changed(seed=seed)
-        for (part, name), step in chosen.items()
-        for seed in SEEDS
-    }
-    print(f"measuring: {len(final)} runs", flush=True)
-    places = dict(zip(final, run_all(list(final.values()), root, jobs), strict=True))
 
-    found: dict[str, dict[str, Any]] = {part: {} for part in TARGETS}
-    for (part, name), step in chosen.items():
-        entry: dict[str, Any] = {"step": dict(step)}
-        entry |= _measured([places[part, name, seed] for seed in SEEDS], TARGETS[part])
-        if part != "partial":
-            entry["trials"] = [
-                {
-                    "step": dict(point),
-                    "train_loss": _rounded(losses[part, name, point]),
-                    "accuracy": _accuracy(tried[part, name, point]),
-                }
-                for point in _grid(files[part], name)
-            ]
-            entry["default"] = _accuracy(tried[part, name, _default(files[part], name)])
-        found[part][name] = entry
-    made = json.loads((places["iid", "fedavg", SEEDS[0]].path / "environment.json").read_text())
+
+def made_with(place: RunDir) -> dict[str, Any]:
+    made = json.loads((place.path / "environment.json").read_text("utf-8"))
     return {
         "made_with": {name: made[name] for name in ("fafed", "torch")},
         "parameters": made["parameters"],
-        "seeds": {"choosing": TUNING_SEED, "measuring": list(SEEDS)},
-        "targets": TARGETS,
-        "measured": found,
     }
 
 
-def _grid(experiment: Experiment, name: str) -> list[Step]:
-    choices = space(experiment, name)
-    return [
-        tuple(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())
-    ]
+# Choosing: one seed, held-out data.
 
 
-def _default(experiment: Experiment, name: str) -> Step:
-    """The step size that the algorithm has if nobody chooses one."""
-    return tuple((key, getattr(ALGORITHMS[name](), key)) for key in space(experiment, name))
+Trials = dict[str, dict[str, list[dict[str, Any]]]]
 
 
-def _loss(place: RunDir) -> float:
-    """The training loss of the server's model at the end, by which step sizes are chosen."""
-    loss = _end(place, "train", "loss")
-    return math.inf if loss is None else loss
+def settings(name: str, job: str) -> list[Setting]:
+    """The grid, and the default before the rule if it is not in it."""
+    return list(dict.fromkeys([*jobs.grid(job, name), jobs.before(name)]))
 
 
-def _accuracy(place: RunDir) -> float | None:
-    return _end(place, "test", "accuracy")
+def choose(make: Runs) -> Trials:
+    """Every trial's accuracy on held-out data, with a step size that falls."""
+    wanted = {
+        (job, name, setting): jobs.run(job, name, setting, "linear", TUNING_SEED)
+        for job in JOBS
+        for name in jobs.names(job)
+        for setting in settings(name, job)
+    }
+    places = make("choosing", wanted)
+    trials: Trials = {job: {} for job in JOBS}
+    for (job, name, setting), place in places.items():
+        entry = {"setting": dict(setting), "accuracy": held_out(place)}
+        trials[job].setdefault(name, []).append(entry)
+    return trials
 
 
-def _end(place: RunDir, part: str, metric: str) -> float | None:
-    """Mean over the last evaluations; None if the run diverged."""
-    if place.failure():
-        return None
-    found = [values[metric] for record in place.records() if (values := getattr(record, part))]
-    return _rounded(statistics.fmean(found[-TAIL:]))
+def rule(trials: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
+    """The setting of the grid with the smallest worst loss to the best of the grid over the
+    jobs."""
+    tables = [trials[job][name] for job in JOBS if name in trials[job]]
+    size = len(jobs.grid(JOBS[0], name))
+
+    def losses(i: int) -> list[float]:
+        return [
+            max(trial["accuracy"] or 0 for trial in table[:size]) - (table[i]["accuracy"] or 0)
+            for table in tables
+        ]
+
+    first = tables[0]
+    chosen = min(range(size), key=lambda i: max(losses(i)))
+    old = next(i for i, trial in enumerate(first) if trial["setting"] == dict(jobs.before(name)))
+    return {
+        "rule": first[chosen]["setting"],
+        "rule_loss": _rounded(max(losses(chosen))),
+        "before": first[old]["setting"],
+        "before_loss": _rounded(max(losses(old))),
+    }
 
 
-def _measured(places: Sequence[RunDir], target: float) -> dict[str, Any]:
-    """Final accuracies by seed, and what it cost one client to reach the target."""
+def new_default(defaults: Mapping[str, Any], name: str) -> Setting:
+    """The rule's, unless the old one is about as good."""
+    entry = defaults[name]
+    better = entry["before_loss"] - entry["rule_loss"] > WORTH
+    return tuple(entry["rule" if better else "before"].items())
+
+
+def best(trials: Mapping[str, Any], job: str, name: str) -> Setting:
+    """The setting of the grid with the highest accuracy on held-out data."""
+    table = trials[job][name][: len(jobs.grid(job, name))]
+    return tuple(max(table, key=lambda trial: trial["accuracy"] or 0)["setting"].items())
+
+
+def _tuned(job: str, name: str, trials: Mapping[str, Any], seed: int) -> Experiment:
+    return jobs.run(job, name, best(trials, job, name), "linear", seed)
+
+
+# Measuring: other seeds, the test set.
+
+
+def _pairs() -> list[tuple[str, str]]:
+    return [(job, name) for job in JOBS for name in jobs.names(job)]
+
+
+def _tuned_runs(make: Runs, trials: Trials) -> dict[Key, RunDir]:
+    wanted = {(j, n, seed): _tuned(j, n, trials, seed) for j, n in _pairs() for seed in SEEDS}
+    return make("measuring", wanted)
+
+
+def measure_tuned(make: Runs, trials: Trials) -> dict[str, Any]:
+    places = _tuned_runs(make, trials)
+    found: dict[str, dict[str, Any]] = {job: {} for job in JOBS}
+    for j, n in _pairs():
+        ends = measured([places[j, n, seed] for seed in SEEDS], TARGETS[j])
+        found[j][n] = {"setting": dict(best(trials, j, n)), **ends}
+    return found
+
+
+def measure_equal(make: Runs, trials: Trials) -> dict[str, Any]:
+    """The same settings with as many rounds as FedAvg's gradients and bytes allow."""
+    places = _tuned_runs(make, trials)
+    lengths = {
+        (j, n, axis): affordable(places[j, n, SEEDS[0]], places[j, "fedavg", SEEDS[0]], axis)
+        for j, n in _pairs()
+        for axis in ("gradients", "bytes")
+    }
+    wanted = {
+        key: _tuned(key[0], key[1], trials, ONE_SEED).changed(rounds=rounds)
+        for key, rounds in lengths.items()
+    }
+    ends = make("measuring at equal costs", wanted)
+    found: dict[str, Any] = {job: {} for job in JOBS}
+    for (j, n, axis), rounds in lengths.items():
+        end = accuracy(ends[j, n, axis])
+        found[j].setdefault(n, {})[axis] = {"rounds": rounds, "accuracy": end}
+    return found
+
+
+def measure_untuned(make: Runs, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults, falling over the run. On skewed data also as they come: constant."""
+    chosen = {name: new_default(defaults, name) for name in defaults}
+    wanted = {
+        (j, n, kind): jobs.run(j, n, chosen[n], kind, ONE_SEED)
+        for j, n in _pairs()
+        for kind in (("linear", "constant") if j == JOBS[0] else ("linear",))
+    }
+    places = make("measuring defaults", wanted)
+    found: dict[str, Any] = {job: {} for job in JOBS}
+    for (j, n, kind), place in places.items():
+        entry = found[j].setdefault(n, {"default": dict(chosen[n])})
+        entry["untuned" if kind == "linear" else "untuned_constant"] = accuracy(place)
+    return found
+
+
+def affordable(place: RunDir, reference: RunDir, axis: str) -> int:
+    """How many rounds cost as much as the whole run of the reference."""
+    budget = _spent(reference.records()[-1], axis)
+    records = place.records()
+    if len(records) < 2:  # diverged at once
+        return len(reference.records())
+    first, last = _spent(records[0], axis), _spent(records[-1], axis)
+    per_round = (last - first) / (len(records) - 1)
+    rounds = 1 + math.floor((budget - first) / per_round + 1e-6)
+    if abs(rounds / len(records) - 1) <= ABOUT_EQUAL:
+        return len(records)
+    return max(2, min(LONGEST, rounds))
+
+
+def _spent(record: Record, axis: str) -> float:
+    return record.gradients if axis == "gradients" else record.bytes_up + record.bytes_down
+
+
+def measured(places: Sequence[RunDir], target: float) -> dict[str, Any]:
+    """Final accuracies by seed, what it cost one client to reach the target, and seconds."""
     runs = [place.data() for place in places]
-    accuracy = find_quantity(runs, "accuracy")
+    quantity = find_quantity(runs, "accuracy")
     (curve,) = make_curves(runs)
-    (reach,) = reaches([curve], Target(accuracy, target, "as asked for"))
+    (reach,) = reaches([curve], Target(quantity, target, "as asked for"))
     clients = runs[0].config["data"]["clients"]
     shares = {"rounds": 1, "gradients": clients, "bytes": clients}
     costs = {key: _rounded(reach.costs[key].mean / n) for key, n in shares.items() if reach.costs}
     return {
-        "accuracy": [_accuracy(place) for place in places],
-        "last": [_rounded(run.records[-1]["test"].get("accuracy", math.nan)) for run in runs],
+        "accuracy": [accuracy(place) for place in places],
         "reached": reach.reached,
         "to_target": costs,
+        "seconds": min(_seconds(place.records()) for place in places),
     }
+
+
+def _seconds(records: Sequence[Record]) -> float:
+    """Seconds of a round without its evaluation: the median, which other programs disturb least."""
+    times = [0.0, *(record.seconds for record in records)]
+    rounds = [later - earlier for earlier, later in itertools.pairwise(times)]
+    return float(f"{statistics.median(rounds):.3g}")
+
+
+# The methods for data in one place, and the jobs on which no default was chosen.
+
+
+def pooled(make: Runs) -> dict[str, Any]:
+    places = make(
+        "choosing, pooled data",
+        {
+            (name, setting): jobs.run(POOLED, name, setting, "linear", TUNING_SEED)
+            for name in jobs.names(POOLED)
+            for setting in jobs.grid(POOLED, name)
+        },
+    )
+    chosen = {
+        name: max(jobs.grid(POOLED, name), key=lambda s: held_out(places[name, s]) or 0)
+        for name in jobs.names(POOLED)
+    }
+    ends = make(
+        "measuring, pooled data",
+        {
+            (name, seed): jobs.run(POOLED, name, setting, "linear", seed)
+            for name, setting in chosen.items()
+            for seed in SEEDS
+        },
+    )
+    return {
+        name: {
+            "setting": dict(setting),
+            "accuracy": [accuracy(ends[name, seed]) for seed in SEEDS],
+        }
+        for name, setting in chosen.items()
+    }
+
+
+def elsewhere(make: Runs, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the rule and the defaults before it on other jobs, for some methods, and
+    FedAvg tuned there."""
+    places = make(
+        "choosing, other jobs",
+        {
+            (job, setting): jobs.run(job, "fedavg", setting, "linear", TUNING_SEED)
+            for job in ELSEWHERE
+            for setting in jobs.grid(job, "fedavg")
+        },
+    )
+    tuned = {
+        job: max(jobs.grid(job, "fedavg"), key=lambda s: held_out(places[job, s]) or 0)
+        for job in ELSEWHERE
+    }
+    chosen = {
+        (job, name, which): setting
+        for job in ELSEWHERE
+        for name in JUDGED
+        for which, setting in (
+            ("default", new_default(defaults, name)),
+            ("before", jobs.before(name)),
+        )
+    }
+    chosen |= {(job, "fedavg", "tuned"): setting for job, setting in tuned.items()}
+    ends = make(
+        "measuring, other jobs",
+        {
+            key: jobs.run(key[0], key[1], setting, "linear", ONE_SEED)
+            for key, setting in chosen.items()
+        },
+    )
+    found: dict[str, dict[str, Any]] = {job: {} for job in ELSEWHERE}
+    for (job, name, which), setting in chosen.items():
+        entry = found[job].setdefault(name, {})
+        end = accuracy(ends[job, name, which])
+        entry[which] = {"setting": dict(setting), "accuracy": end}
+    return found
+
+
+# One run.
+
+
+def accuracy(place: RunDir) -> float | None:
+    """On the test set after the last round; None if the run diverged."""
+    ends = [record.test["accuracy"] for record in _records(place) if record.test]
+    return _rounded(ends[-1]) if ends else None
+
+
+def held_out(place: RunDir) -> float | None:
+    """On held-out data, the mean of the last evaluations; None if the run diverged."""
+    ends = [record.validation["accuracy"] for record in _records(place) if record.validation]
+    return _rounded(statistics.fmean(ends[-TAIL:])) if ends else None
+
+
+def _records(place: RunDir) -> Sequence[Record]:
+    return () if place.failure() else place.records()
 
 
 def _rounded(value: float) -> float | None:

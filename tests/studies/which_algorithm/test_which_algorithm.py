@@ -8,13 +8,13 @@ import json
 import pytest
 from small import experiment, write_data
 
-from fafed import ALGORITHMS, FedAvg
+from fafed import ALGORITHMS, FAFED, FedAvg
 from fafed.experiments.config import Experiment
 from fafed.experiments.execute import execute
 from fafed.experiments.rundir import RunDir
-from fafed.experiments.tuning import space
-from studies.which_algorithm import measurement
+from studies.which_algorithm import jobs, measurement
 from studies.which_algorithm.figure import draw
+from studies.which_algorithm.jobs import AS_IT_IS, BEFORE, JOBS
 from studies.which_algorithm.page import render
 from studies.which_algorithm.results import (
     ALIKE,
@@ -25,8 +25,8 @@ from studies.which_algorithm.results import (
     SKEWED,
     Results,
     class_name,
-    read_experiment,
 )
+from studies.which_algorithm.scaled_inputs import clients
 
 
 @pytest.fixture(scope="module")
@@ -61,24 +61,58 @@ def test_a_method_that_was_not_measured_is_marked(results, monkeypatch):
     assert "We measured all" not in page
 
 
-def test_every_method_had_the_same_number_of_trials(results):
-    for part, target in measurement.TARGETS.items():
-        file = read_experiment(part)
-        assert results.content["targets"][part] == target
-        for name in file.search:
-            tried = [tuple(t["step"].items()) for t in results.parts[part][name]["trials"]]
+def test_every_method_had_the_same_trials_on_every_job(results):
+    for job in JOBS:
+        assert results.content["targets"][job] == jobs.TARGETS[job]
+        for name in jobs.names(job):
+            tried = [tuple(trial["setting"].items()) for trial in results.grid(job, name)]
             assert len(tried) == 4
-            assert tried == measurement._grid(file, name)
-            assert tuple(results.parts[part][name]["step"].items()) in tried
-            assert len(space(file, name)) == 1
+            assert tried == jobs.grid(SKEWED, name)
 
 
-def test_the_chosen_step_has_the_lowest_training_loss(results):
-    for entries in results.parts.values():
-        for entry in entries.values():
-            trials = [t for t in entry.get("trials", []) if t["train_loss"] is not None]
-            if trials:
-                assert entry["step"] == min(trials, key=lambda t: t["train_loss"])["step"]
+def test_the_chosen_setting_has_the_highest_accuracy_on_held_out_data(results):
+    for job in JOBS:
+        for name in jobs.names(job):
+            best = max(results.grid(job, name), key=lambda trial: trial["accuracy"] or 0)
+            assert results.parts[job][name]["setting"] == best["setting"]
+
+
+def test_no_choice_has_seen_the_seeds_that_are_measured(results):
+    seeds = results.content["seeds"]
+    assert seeds["choosing"] not in seeds["measuring"]
+    assert seeds["one"] in seeds["measuring"]
+
+
+def test_the_rule_takes_the_setting_that_loses_least_in_the_worst_job():
+    table = {"skewed": [0.8, 0.7, 0.79, 0.1], "iid": [0.6, 0.9, 0.87, 0.2]}
+    grid = [dict(setting) for setting in jobs.grid(SKEWED, "fedpd")]
+    trials = {
+        job: {"fedpd": [{"setting": s, "accuracy": a} for s, a in zip(grid, row, strict=True)]}
+        for job, row in table.items()
+    }
+    found = measurement.rule({**trials, "partial": {}}, "fedpd")
+    assert found["rule"] == grid[2]
+    assert found["rule_loss"] == pytest.approx(0.03)
+    assert found["before"] == {"eta": 0.01} == grid[0]
+    assert found["before_loss"] == pytest.approx(0.3)
+    assert measurement.new_default({"fedpd": found}, "fedpd") == tuple(grid[2].items())
+    close = found | {"before_loss": found["rule_loss"] + measurement.WORTH / 2}
+    assert measurement.new_default({"fedpd": close}, "fedpd") == tuple(grid[0].items())
+
+
+def test_the_library_has_the_defaults_that_the_page_says(results):
+    for name, entry in results.parts[SKEWED].items():
+        expected = entry["default"] if name in BEFORE else results.defaults[name]["before"]
+        assert dict(jobs.default(name)) == expected
+    assert (FAFED.paper().eta, FAFED.paper().alpha) == (0.01, 0.9)
+
+
+def test_step_sizes_fall_in_every_method_that_allows_it():
+    for name in jobs.names("iid"):
+        options = jobs.run("iid", name, jobs.default(name), "linear", 1).algorithm.options
+        assert (name in AS_IT_IS) == isinstance(options["eta"], float)
+        constant = jobs.run("iid", name, jobs.default(name), "constant", 1).algorithm.options
+        assert constant["eta"] == dict(jobs.default(name))["eta"]
 
 
 def test_other_numbers_give_another_page(results):
@@ -93,11 +127,8 @@ def test_a_finding_that_the_numbers_do_not_bear_out_is_left_out(results):
     content = copy.deepcopy(results.content)
     finding = "Correcting drift helps where there is drift"
     assert finding in render(results)
-    fedavg = content["measured"]["skewed"]["fedavg"]
-    content["measured"]["skewed"]["scaffold"], content["measured"]["skewed"]["fedavg"] = (
-        fedavg,
-        content["measured"]["skewed"]["scaffold"],
-    )
+    skewed = content["measured"]["skewed"]
+    skewed["scaffold"], skewed["fedavg"] = skewed["fedavg"], skewed["scaffold"]
     swapped = Results(content)
     swapped.cards = results.cards
     assert finding not in render(swapped)
@@ -108,19 +139,33 @@ def test_the_picture_is_drawn(results, tmp_path):
     assert "LocalAMSGrad" in (tmp_path / "images" / "picture.svg").read_text("utf-8")
 
 
+def test_the_badly_scaled_job_has_what_it_says():
+    shards, (x, y) = clients()
+    sizes = x.std(0)
+    assert 50 < sizes.max() / sizes.min() < 200
+    assert len(shards) == jobs.experiment("scaled").data.clients
+    assert set(y.tolist()) == set(range(jobs.experiment("scaled").model.options["outputs"]))
+
+
 def test_measuring_on_a_tiny_job(tmp_path, monkeypatch):
     data = tmp_path / "data"
     write_data(data)
     plain = experiment(data, rounds=2, algorithm={"name": "fedavg"})
+    plain["data"] = plain["data"] | {"validation": 0.2}
     grids = {"search": {"fedavg": {"eta": [0.001, 0.1]}, "scaffold": {"eta": [0.02, 0.1]}}}
     half = {"participation": 0.5, "settings": {"scaffold": {"wire": "full"}}}
-    for part in measurement.TARGETS:
-        content = plain | {"name": part} | (half if part == PARTIAL else grids)
+    alone = {"search": {"adam": {"eta": [0.001, 0.01]}}, "algorithm": {"name": "adam"}}
+    for job in (*JOBS, *jobs.ELSEWHERE, jobs.POOLED):
+        content = plain | {"name": job} | (half if job == PARTIAL else grids)
+        if job == jobs.POOLED:
+            write_data(tmp_path / "one", clients=1)
+            content = plain | {"name": job} | alone
+            content["data"] = plain["data"] | {"folder": str(tmp_path / "one")}
         text = Experiment.from_dict(content).to_toml()
-        (tmp_path / f"{part}.toml").write_text(text, "utf-8")
+        (tmp_path / f"{job}.toml").write_text(text, "utf-8")
     ran = []
 
-    def in_this_process(experiments, root, jobs):
+    def in_this_process(experiments, root, processes, **options):
         places = [RunDir.for_experiment(e, root) for e in experiments]
         for e, place in zip(experiments, places, strict=True):
             if not place.finished():
@@ -128,18 +173,21 @@ def test_measuring_on_a_tiny_job(tmp_path, monkeypatch):
                 execute(e, place)
         return places
 
-    monkeypatch.setattr(measurement, "EXPERIMENTS", tmp_path)
+    monkeypatch.setattr(jobs, "EXPERIMENTS", tmp_path)
+    monkeypatch.setattr(measurement, "JUDGED", ("fedavg",))
     monkeypatch.setattr(measurement, "run_all", in_this_process)
-    found = measurement.measure(tmp_path / "runs", jobs=1)
-    fedavg = found["measured"]["iid"]["fedavg"]
-    assert fedavg["step"] == {"eta": 0.1}
-    assert len(fedavg["accuracy"]) == len(measurement.SEEDS)
-    assert fedavg["default"] is not None
-    assert (
-        found["measured"]["partial"]["scaffold"]["step"]
-        == (found["measured"]["skewed"]["scaffold"]["step"])
-    )
-    count = len(ran)
-    assert count == 3 * (3 + 3 + 3 * 2) + 3 * 2
-    assert measurement.measure(tmp_path / "runs", jobs=1) == found
-    assert len(ran) == count
+    jobs.experiment.cache_clear()
+    try:
+        found = measurement.measure(tmp_path / "runs", 1)
+        fedavg = found["measured"]["iid"]["fedavg"]
+        best = max(found["trials"]["iid"]["fedavg"][:2], key=lambda trial: trial["accuracy"])
+        assert fedavg["setting"] == best["setting"]
+        assert len(fedavg["accuracy"]) == len(jobs.SEEDS)
+        assert fedavg["equal"]["bytes"] == {"rounds": 2, "accuracy": fedavg["accuracy"][0]}
+        assert found["elsewhere"]["wide"]["fedavg"]["tuned"]["setting"]["eta"] in (0.001, 0.1)
+        assert set(found["pooled"]) == {"adam"}
+        count = len(ran)
+        assert measurement.measure(tmp_path / "runs", 1) == found
+        assert len(ran) == count
+    finally:
+        jobs.experiment.cache_clear()

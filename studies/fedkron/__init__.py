@@ -1,0 +1,1 @@
+"""Compares FedKron with other methods, and writes docs/fedkron.md."""

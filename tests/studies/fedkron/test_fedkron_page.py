@@ -1,0 +1,35 @@
+"""docs/fedkron.md says what the results say."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from fafed import FedKron
+from studies.fedkron import page
+from studies.fedkron.measurement import WITHOUT
+
+
+@pytest.fixture(scope="module")
+def found():
+    return page.read()
+
+
+def test_the_page_is_the_one_that_the_results_give(found):
+    assert page.PAGE.read_text("utf-8") == page.render(*found), "python -m studies.fedkron"
+
+
+def test_worse_numbers_do_not_read_as_a_victory(found):
+    own, which = copy.deepcopy(found[0]), found[1]
+    for entry in own["default"].values():
+        entry["accuracy"] = [0.5, 0.5, 0.5]
+    text = page.render(own, which)
+    assert "in 0 of 3 settings" in " ".join(text.split())
+    assert "Where it is not clearly first:" in text
+
+
+def test_every_part_that_is_off_is_a_setting_of_the_method():
+    whole = FedKron(**dict(WITHOUT["nothing"]))
+    for label, setting in WITHOUT.items():
+        assert (FedKron(**dict(setting)) == whole) == (label == "nothing")
