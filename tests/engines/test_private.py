@@ -17,6 +17,7 @@ from fafed import FAFED, ConfigError, FedAvg, Mime, Privacy
 from fafed.data.sources.examples import examples_of
 from fafed.engines.private import Private
 from fafed.experiments import checkpoint
+from fafed.objectives.function import Function
 from fafed.objectives.module import Model
 from fafed.training.build import build
 
@@ -265,3 +266,31 @@ def test_train_with_little_noise_learns():
     )
     assert result.history[-1].test["accuracy"] > 0.55
     assert math.isfinite(result.history[-1].diagnostics["epsilon"])
+
+
+def test_the_noise_of_steps_leaves_and_clients_is_independent():
+    """An objective without a slope shows the noise alone."""
+    d, sigma = 10_000, 1.7
+    objective = Function(lambda x, data: 0 * x.sum(), torch.zeros(2 * d), shapes=[(d,), (d,)])
+    run = build(
+        FedAvg(1.0),
+        objective,
+        examples_of([data(40, s) for s in range(2)], batch_size=10),
+        rounds=1,
+        local_steps=1,
+        privacy=private(noise=sigma, clip=2.0),
+    )
+    source, own = run.engine.task.source, run.engine.objective
+    seen = []
+    for client in range(2):
+        for batch in source.batches(source.draw(("round",), client, 0, 2)):
+            visit = own.for_visit()
+            for _ in range(2):  # gradients on the same batch
+                g = visit.evaluate(own.x0, batch, own.start()).gradient
+                seen += (10 * g.double()).split(d)
+    noise = torch.stack(seen) / (sigma * 2.0)
+    assert noise.shape == (2 * 2 * 2 * 2, d)
+    assert noise.mean(1).abs().max() < 5 / math.sqrt(d)
+    assert (noise.var(1) - 1).abs().max() < 5 * math.sqrt(2 / d)
+    others = torch.corrcoef(noise) - torch.eye(len(noise), dtype=torch.float64)
+    assert others.abs().max() < 5 / math.sqrt(d)
