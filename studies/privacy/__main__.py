@@ -14,7 +14,7 @@ import json
 import logging
 from pathlib import Path
 
-from studies.privacy.measurement import RESULTS, ROOT, measure
+from studies.privacy.measurement import RESULTS, ROOT, measure, read_results
 from studies.privacy.page import PAGE, render
 
 logging.getLogger("fafed").setLevel(logging.ERROR)  # each run would say that it protects nobody
@@ -29,7 +29,7 @@ def main() -> None:
     if not options.render_only:
         results = measure(options.runs, options.jobs)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
-    results = json.loads(RESULTS.read_text("utf-8"))
+    results = read_results()
     PAGE.write_text(render(results, PAGE.read_text("utf-8")), "utf-8")
 
 

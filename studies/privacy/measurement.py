@@ -82,6 +82,12 @@ def measure(root: Path, jobs: int) -> dict[str, Any]:
     }
 
 
+def read_results() -> dict[str, Any]:
+    """The results; empty if nothing has been measured."""
+    found: dict[str, Any] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.is_file() else {}
+    return found
+
+
 def _noises(path: Path) -> dict[str, float]:
     """The noise that spends each epsilon. It is kept in a file: each takes some seconds."""
     found: dict[str, float] = json.loads(path.read_text("utf-8")) if path.is_file() else {}

@@ -20,6 +20,8 @@ NAMES = {
 
 
 def render(results: dict[str, Any], page: str) -> str:
+    if not results:
+        return replace_part(page, "accuracy", "Not measured yet: `python -m studies.privacy`.\n")
     found = {(e["data"], e["method"], e["epsilon"]): e for e in results["measured"]}
     plan = Experiment.read(CONFIGS / "high.toml")
     first, last = results["seeds"]["measuring"][0], results["seeds"]["measuring"][-1]

@@ -52,6 +52,16 @@ def test_the_noise_for_an_epsilon(small):
     assert plan["epsilon"][-1] <= 3.0
 
 
+def test_the_plan_of_clients(small):
+    noisy = {"level": "client", "noise": 2.0, "clip": 1.0, "delta": 1e-3}
+    path = small(privacy=noisy, algorithm={"name": "fedavg", "eta": 0.1})
+    plan = json.loads(shown(path, "--json"))
+    assert plan["clients"] == [plan["epsilon"][-1]]
+    text = shown(path)
+    assert "add or remove one client" in text
+    assert "epsilon after round" not in text
+
+
 def test_an_experiment_without_noise_has_no_plan(small):
     with pytest.raises(ConfigError, match="has no noise"):
         shown(small())

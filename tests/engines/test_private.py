@@ -334,7 +334,7 @@ def test_functions_without_a_module():
         (lambda: private(noise=0), "privacy.noise must be > 0, got 0.0"),
         (lambda: private(delta=2), r"privacy.delta must be in \(0, 1\), got 2.0"),
         (lambda: Privacy(noise=1.0), "privacy.noise = 1.0 does nothing without privacy.level"),
-        (lambda: Privacy(level="silo"), "privacy.level must be 'example', got 'silo'"),
+        (lambda: Privacy(level="silo"), "privacy.level must be 'example' or 'client', got 'silo'"),
         (lambda: Privacy(secure="yes"), "privacy.secure must be true or false"),
         (lambda: Privacy.from_dict({"sigma": 1}), "privacy.sigma: no such setting"),
     ],

@@ -96,8 +96,8 @@ class Game:
 class Pulls(Private):
     """Examples whose gradients have norm one: there is nothing to clip."""
 
-    def clipped_sum(self, x, batch, memory):
-        (pulls,), rows, _ = batch.data
+    def combined_sum(self, points, batch, memory):
+        ((x, _),), ((pulls,), rows, _) = points, batch.data
         real = rows >= 0
         total = torch.zeros_like(x).view(-1, D)
         total[:, 0].index_add_(0, rows[real] // (self.game.others + 1), pulls[real])

@@ -74,7 +74,7 @@ def round_costs(
     for round in range(4):
         uses: Uses = Counter()
         for exchange in exchanges_of_round(algorithm, opening=round == 0):
-            batches = _Rehearsed(steps)
+            batches = Rehearsed(steps)
             count = _Counted(combine)
             local, message = exchange.client(count, exchange.send(shared), local, batches)
             made = steps if "round" in exchange.draw else 0
@@ -104,7 +104,7 @@ def _most_expensive(rounds: Sequence[Uses]) -> Uses:
     return found
 
 
-class _Rehearsed:
+class Rehearsed:
     """Batches without data. Each has one number, by which it is known."""
 
     def __init__(self, steps: int) -> None:
@@ -282,4 +282,20 @@ def cap(examples: int, rate: float, draws: int, delta: float) -> int:
     return min(examples, max(1, int(binom.isf(OVERFLOW * delta / draws, examples, rate)) + 1))
 
 
-__all__ = ["Accountant", "RoundCosts", "Use", "cap", "round_costs"]
+def probability_of_fewer(least: int, population: int, rate: float) -> float:
+    """That fewer than `least` of the clients are in a Poisson sample."""
+    require("differential privacy", "privacy", "scipy", "dp_accounting")
+    from scipy.stats import binom
+
+    return float(binom.cdf(least - 1, population, rate))
+
+
+__all__ = [
+    "Accountant",
+    "Rehearsed",
+    "RoundCosts",
+    "Use",
+    "cap",
+    "probability_of_fewer",
+    "round_costs",
+]

@@ -49,10 +49,15 @@ def clip_factors(norms: Tensor, real: Tensor, clip: float) -> Tensor:
     return torch.where(real, clip / norms.clamp(min=clip), 0.0)
 
 
+def keyed_draws(key: str) -> np.random.Generator:
+    """Random numbers that are a function of the key alone."""
+    words = np.frombuffer(hashlib.sha256(key.encode()).digest()[:16], np.uint64)
+    return np.random.Generator(np.random.Philox(key=words))
+
+
 def add_noise(total: Tensor, deviation: float, key: str) -> Tensor:
     """The sum with normal noise in every number: a function of the key alone."""
-    words = np.frombuffer(hashlib.sha256(key.encode()).digest()[:16], np.uint64)
-    draws = np.random.Generator(np.random.Philox(key=words))
+    draws = keyed_draws(key)
     noisy = total.clone()
     for start in range(0, total.numel(), STRETCH):
         part = noisy[start : start + STRETCH]

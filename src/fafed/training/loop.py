@@ -211,7 +211,9 @@ class Run:
                 self.engine.ranks.agreed = error  # every rank knows this loss and stops here
             raise error
         totals = totals._replace(seconds=totals.seconds + time.perf_counter() - began)
-        members = invited if invited == clients else ()
+        # with random cohorts nothing may depend on whether two are equal by chance
+        known = invited == clients and (not self.cohort.poisson or self.cohort.always_all_clients)
+        members = invited if known else ()
         state = State(shared, buffers, number, members, totals)
         try:
             record = self._record(state, loss, len(clients))
