@@ -23,12 +23,12 @@ NAMES = ("a", "b", "c", "d", "e")
 
 
 @cache
-def project(number: int = 0) -> Project:
+def project(number: int) -> Project:
     return Project()
 
 
 @cache
-def pem(name: str, number: int = 0) -> tuple[bytes, bytes, bytes]:
+def pem(name: str, number: int) -> tuple[bytes, bytes, bytes]:
     """A key, its certificate, and that of the authority."""
     own = project(number)
     key = MAKERS["ed25519"]()
@@ -67,10 +67,9 @@ class Recording(Wire):
     def ask(self, requests, seconds, limit):
         for silo, request in reversed(requests.items()):
             head = json.loads(request.head)
-            self.asked.append((silo, head["kind"]))
-            if silo in self.absent or self.drop(
-                silo, head["kind"], head["round"], head["exchange"]
-            ):
+            kind, *place = (head[name] for name in ("kind", "round", "exchange"))
+            self.asked.append((silo, kind))
+            if silo in self.absent or self.drop(silo, kind, *place):
                 yield silo, None
                 continue
             request = self.lie(silo, head, Message(bytes(request.head), bytes(request.body)))
