@@ -82,11 +82,15 @@ class Worked(NamedTuple):
 class Worker:
     """One silo. Requests are handled one at a time."""
 
-    def __init__(self, name: str, site: Site, kit: Kit | None = None) -> None:
-        """kit: what the transport gives a silo to sign with."""
+    def __init__(
+        self, name: str, site: Site, kit: Kit | None = None, carried: bytes | None = None
+    ) -> None:
+        """kit: what the transport gives a silo to sign with. carried: the secure sum that the
+        process before had under way, where every message has a process of its own; else None."""
         self.name = name
         self.site = site
         self.kit = kit
+        self.carried = carried
         self.audit = Audit(site.folder / "audit.jsonl", name)
         self.lock = threading.Lock()
         self.budget = Budget(site.folder)
@@ -98,7 +102,11 @@ class Worker:
         """The silo's part in secure sums. It needs packages that open runs do not need."""
         from fafed.silos.secure.silo import SecureSums
 
-        return SecureSums(self.name, self.site, self.kit)
+        return SecureSums(self.name, self.site, self.kit, self.carried)
+
+    def held(self) -> bytes:
+        """The secure sum under way, for the next process. It must stay in memory."""
+        return self.sums.held() if "sums" in self.__dict__ else self.carried or b""
 
     def handle(self, request: Message) -> Message:
         """The answer to a request. A wrong request gets an answer, too."""

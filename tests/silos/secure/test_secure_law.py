@@ -9,6 +9,7 @@ from secure_federation import federation, in_simulation, secure_experiment
 from silo_tools import final, run
 
 from fafed.errors import ConfigError
+from fafed.silos.server import TooFew
 from fafed.silos.worker import Worker
 
 THREE = ("a", "b", "c")
@@ -88,3 +89,54 @@ def test_two_silos_are_too_few(tmp_path):
     with pytest.raises(ConfigError, match="a secure sum needs at least 3 silos, got 2"):
         run(found, tmp_path, wire)
     assert not wire.asked
+
+
+def carrying(wire):
+    """Every message has a new worker, as on Flower, which hands over what its memory holds."""
+    held = dict.fromkeys(wire.workers, b"")
+    plain = dict(wire.workers)
+
+    class Carrier:
+        def __init__(self, name):
+            self.name, self.site = name, plain[name].site
+
+        def handle(self, request):
+            worker = Worker(self.name, self.site, plain[self.name].kit, carried=held[self.name])
+            answer = worker.handle(request)
+            held[self.name] = worker.held()
+            return answer
+
+    wire.workers = {name: Carrier(name) for name in plain}
+    return held
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fafed"])
+def test_a_new_process_for_every_message(name, tmp_path):
+    found = secure_experiment(tmp_path, name, clients=3, rounds=2)
+    wire = federation(tmp_path, THREE)
+    held = carrying(wire)
+    same(in_simulation(found, tmp_path), run(found, tmp_path, wire))
+    assert not any(held.values())  # all is forgotten
+
+
+def test_two_processes_do_not_answer_one_step_twice(tmp_path):
+    """They begin with the same secrets. The second one would sign another list of silos."""
+    found = secure_experiment(tmp_path, "fedavg", clients=3, rounds=1)
+    wire = federation(tmp_path, THREE)
+    held = carrying(wire)
+    told = []
+
+    def twice(silo, head, request):
+        if head["kind"] in ("agree", "unmask", "masked", "shares"):
+            before = held[silo]
+            wire.workers[silo].handle(request)
+            after, held[silo] = held[silo], before
+            told.append(wire.workers[silo].handle(request).head)
+            held[silo] = after
+        return request
+
+    wire.lie = twice
+    with pytest.raises(TooFew):
+        run(found, tmp_path, wire, min_silos=3)
+    assert told
+    assert all(b"this silo answers it once" in answer for answer in told)

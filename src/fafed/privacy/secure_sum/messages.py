@@ -130,6 +130,23 @@ class Shares(NamedTuple):
     mask_keys: tuple[Share, ...]  # of the pair masks of silos that have not
 
 
+class Held(NamedTuple):
+    """What a silo knows during an exchange. It does not travel to anybody: another process of the
+    silo goes on with it. It must not be written to disk."""
+
+    next: str  # step
+    plan: bytes
+    box_key: bytes  # private, like the next one
+    mask_key: bytes
+    seed: bytes
+    own: bytes
+    listed: bytes  # empty before step 1
+    seeds: tuple[Share, ...]
+    mask_keys: tuple[Share, ...]
+    sharing: tuple[str, ...]
+    answered: tuple[str, ...]  # empty before step 3
+
+
 # The form as bytes.
 
 
@@ -253,6 +270,11 @@ _FORMS: dict[type[Any], Field] = {
     Agreed: _AGREED,
     Unmask: _record(Unmask, _list(_name()), _list(_name()), _list(_AGREED)),
     Shares: _record(Shares, _name(), _list(_SHARE), _list(_SHARE)),
+    Held: _record(
+        Held,
+        *(_text(), _bytes(2**30), _KEY, _KEY, _KEY, _bytes(2**20), _bytes(2**30)),
+        *(_list(_SHARE), _list(_SHARE), _list(_name()), _list(_name())),
+    ),
 }
 
 

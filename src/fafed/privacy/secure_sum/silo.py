@@ -28,6 +28,7 @@ from fafed.privacy.secure_sum.messages import (
     Box,
     Boxes,
     Context,
+    Held,
     Inbox,
     KeyList,
     Keys,
@@ -37,6 +38,8 @@ from fafed.privacy.secure_sum.messages import (
     Shares,
     Unmask,
     digest,
+    read,
+    write,
 )
 
 STEPS = ("keys", "shares", "masked", "agree", "unmask")
@@ -77,6 +80,23 @@ class Ledger:
             if self.path is not None:
                 content = {run: list(place) for run, place in self.handed_over.items()}
                 files.write(self.path, [json.dumps(files.sealed(content)).encode()], private=True)
+
+    def claim(self, context: Context, step: str) -> None:
+        """Refuse a step that another process of this silo has begun. Both would go on from the
+        same secrets, and the server could get two answers."""
+        assert self.path is not None, "processes share a ledger on disk"
+        path = self.path.with_name("secure-steps.json")
+        with self._locked():
+            try:
+                known = files.unsealed(json.loads(path.read_text("utf-8"))) if path.exists() else {}
+                last = tuple(known.get(context.run, ()))
+            except (OSError, ValueError, TypeError) as cause:
+                raise FafedError(f"{path} is damaged ({cause}): delete it") from cause
+            now = (context.round, context.exchange, context.attempt, STEPS.index(step))
+            if last and now <= last:
+                raise Refused(f"step {step} was begun before: this silo answers it once")
+            content = known | {context.run: list(now)}
+            files.write(path, [json.dumps(files.sealed(content)).encode()], private=True)
 
     def _check(self, context: Context) -> None:
         run, place = context.run, (context.round, context.exchange)
@@ -258,6 +278,48 @@ class Silo:
     def forget(self, why: str = "the exchange is over") -> None:
         """Drop all keys, seeds and shares of the exchange."""
         self._exchange, self._next, self._over = None, "keys", why
+
+    # Where every message has a process of its own, the exchange goes from one to the next.
+
+    def held(self) -> bytes:
+        """The exchange under way, with its secrets; empty if there is none."""
+        here = self._exchange
+        if here is None or here.own is None:
+            return b""
+        listed = write(KeyList(tuple(here.keys.values()))) if here.keys else b""
+        return write(
+            Held(
+                self._next,
+                write(here.plan),
+                here.box_key.private_bytes_raw(),
+                here.mask_key.private_bytes_raw(),
+                here.seed,
+                write(here.own),
+                listed,
+                tuple(Share(name, seed) for name, (seed, _) in here.kept.items()),
+                tuple(Share(name, key) for name, (_, key) in here.kept.items()),
+                here.sharing,
+                here.answered or (),
+            )
+        )
+
+    def resume(self, data: bytes) -> Plan:
+        """Go on with an exchange that another process of this silo has held."""
+        held = read(Held, data)
+        plan = read(Plan, held.plan)
+        private = X25519PrivateKey.from_private_bytes
+        here = _Exchange(
+            plan, plan.digest(), private(held.box_key), private(held.mask_key), held.seed
+        )
+        here.own = read(Keys, held.own)
+        if held.listed:
+            listed = read(KeyList, held.listed)
+            here.keys, here.listed = {one.name: one for one in listed.keys}, listed.digest()
+        pairs = zip(held.seeds, held.mask_keys, strict=True)
+        here.kept = {seed.name: (seed.content, key.content) for seed, key in pairs}
+        here.sharing, here.answered = held.sharing, held.answered or None
+        self._exchange, self._next = here, held.next
+        return plan
 
     # Steps follow each other. A refusal ends the exchange.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 from pathlib import Path
 
 import torch
@@ -41,7 +42,11 @@ class BeyondBounds(Exception):
 class SecureSums:
     """The secure sums of one silo, one after another. Their secrets are in memory alone."""
 
-    def __init__(self, name: str, site: Site, kit: Kit | None) -> None:
+    def __init__(
+        self, name: str, site: Site, kit: Kit | None, carried: bytes | None = None
+    ) -> None:
+        """carried: what `held` of the process before gave, where every message has a process of its
+        own; b"" if it gave nothing. None: one process has all messages."""
         own = site.secure
         name = own.name or name
         identity, trust = _identity(name, site, kit), _trust(site, kit)
@@ -59,6 +64,18 @@ class SecureSums:
         self.silo = Silo(identity, trust, members, least=least, ledger=ledger)
         self.place: ExchangeId | None = None
         self.task = b""
+        self.once = carried is not None
+        if carried:
+            head, _, rest = carried.partition(b"\n")
+            run, round, exchange, attempt = json.loads(head)
+            self.place = ExchangeId(run, round, exchange, attempt)
+            self.plan = self.silo.resume(rest)
+            self.task = self.plan.task
+
+    def held(self) -> bytes:
+        """The sum under way, for the next process of this silo. It must stay in memory."""
+        rest = self.silo.held()
+        return json.dumps(self.place).encode() + b"\n" + rest if rest else b""
 
     def answer(self, step: str, place: ExchangeId, data: bytes) -> Tensor:
         """The answer to a request of any step but `masked`, as bytes."""
@@ -66,14 +83,16 @@ class SecureSums:
         if isinstance(request, wire.Plan):
             if request.context[:3] != place[:3]:
                 raise Refused(f"the plan is for {request.context}, and the message for {place}")
-            self.place, self.task = place, request.task
+            self.place, self.task, self.plan = place, request.task, request
         else:
             self._check_place(place)
+        self._claim(step)
         return as_tensor(wire.write(getattr(self.silo, step)(request)))
 
     def check_task(self, place: ExchangeId, found: bytes) -> None:
         """Refuse work that is not the one in the plan that all silos have signed."""
         self._check_place(place)
+        self._claim("masked")
         if found != self.task:
             self.silo.forget("it was asked to compute something else than the plan says")
             raise Refused(
@@ -104,6 +123,10 @@ class SecureSums:
         inbox = wire.read(wire.Inbox, _unpacked(facts.get("inbox")))
         self.silo.masked(inbox, ring, lengths)
         return torch.from_numpy(ring.view(f"<i{bits // 8}"))
+
+    def _claim(self, step: str) -> None:
+        if self.once:
+            self.silo.ledger.claim(self.plan.context, step)
 
     def _check_place(self, place: ExchangeId) -> None:
         if place != self.place:
