@@ -83,6 +83,7 @@ class EncodedMean(Mean[Sent]):
         self.exponents: dict[str, int] = {}
         self.absent: set[int] = set()  # clients with numbers beyond their bounds
         self.beyond: set[str] = set()  # the leaves of these numbers
+        self.reasons: list[str] = []  # their sizes and bounds; for the client alone
 
     def answer(self, answers: Answers) -> None:
         """Add the answers of some clients."""
@@ -95,7 +96,8 @@ class EncodedMean(Mean[Sent]):
             for name, exponent in self.exponents.items():
                 try:
                     how.check(name, largest[name][row], exponent)
-                except BeyondBound:
+                except BeyondBound as cause:
+                    self.reasons.append(str(cause))
                     self.absent.add(client)
                     self.beyond.add(name)
         good = [row for row, client in enumerate(here) if client not in self.absent]

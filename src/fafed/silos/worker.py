@@ -271,7 +271,7 @@ class Worker:
         try:
             vector = self.sums.masked(client, done.visit, done.buffers, encoder, facts)
         except BeyondBounds as cause:
-            log.warning("%s: round %d: too large for its bound: %s", self.name, place.round, cause)
+            log.warning("%s: absent from round %d: %s", self.name, place.round, cause)
             return "beyond", {"leaves": cause.leaves}, EMPTY
         done.keep()
         return "masked", {}, messages.pack((vector,))

@@ -57,3 +57,14 @@ def test_one_command_ends_with_the_bits_of_the_simulation_and_shows_the_server_n
     pairs = {integers[at : at + 2].tobytes() for at in np.flatnonzero(abs(integers) > 2**32)}
     assert len(pairs) > 100
     assert not [pair for pair in pairs if pair in recording]
+
+
+def test_two_silos_are_refused_before_anything_is_started(tmp_path):
+    from fafed.errors import ConfigError
+    from fafed.silos.transports.nvflare.try_out import attempt, for_silos
+
+    write_data(tmp_path / "data", 2)
+    file = write_experiment(tmp_path / "small.toml", tmp_path / "data", privacy={"secure": True})
+    with pytest.raises(ConfigError, match="a secure sum needs at least 3 silos, got 2"):
+        attempt([for_silos(Experiment.read(file), 2)], 2, tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()

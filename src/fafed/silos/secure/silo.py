@@ -34,8 +34,8 @@ INTEGERS = {64: torch.int64, 32: torch.int32}  # bits -> the type in which sums 
 class BeyondBounds(Exception):
     """The silo's numbers are too large for these leaves. It is absent from this exchange."""
 
-    def __init__(self, leaves: list[str]) -> None:
-        super().__init__(", ".join(leaves))
+    def __init__(self, leaves: list[str], reasons: list[str]) -> None:
+        super().__init__("; ".join(reasons))  # for the silo's own log
         self.leaves = leaves
 
 
@@ -115,7 +115,7 @@ class SecureSums:
         mean.answer(Answers([client], one, *own))
         if mean.beyond:
             self.silo.forget("its numbers are beyond the bounds")
-            raise BeyondBounds(sorted(mean.beyond))
+            raise BeyondBounds(sorted(mean.beyond), mean.reasons)
         bits = encoder.encoding.bits
         if bits == 32:
             vector = vector.to(torch.int32)  # the lower half: modulo 2^32

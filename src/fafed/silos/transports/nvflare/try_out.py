@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fafed.experiments.config import Experiment
+from fafed.silos.serve import check_privacy
 from fafed.silos.server import FederationConfig
 from fafed.silos.transports.nvflare.driver import Driver, OnRecord
 from fafed.silos.transports.nvflare.job import FafedRecipe
@@ -78,6 +79,8 @@ def attempt(
 ) -> None:
     """Run the experiments to their end on a local federation."""
     federation = FederationConfig.with_defaults(_names(silos), min_silos)
+    for experiment in experiments:
+        check_privacy(experiment, federation.silos)
     folder = runs / experiments[0].name / "silos"
     with local_federation(folder, experiments, silos, runs) as local:
         recipe = FafedRecipe(
