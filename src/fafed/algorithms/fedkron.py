@@ -31,6 +31,20 @@ to all, on every engine, so one absent client would make it send the whole state
 A step costs one product of m n^2 more than FedAvg's. A process decomposes each R once per round,
 and under vmap the products of all clients are made together.
 
+What is proven, and tested, without the bound (kappa = 0) and with a constant eta_r:
+
+- The scale is the same for all clients, and its largest eigenvalue is at most sqrt(1 + 1 / rho^2)
+  times its smallest.
+- Where the server rests, the mean gradient is 0, and so R is 0. There P(G) = h G / eta_r with
+  h = eta_r s / (rho rho0 sqrt(top(R0))). So on quadratics with gradients (W - B_i) H_i it rests
+  where FedAvg with the local step h rests: sum_i (W - B_i) (I - (I - h H_i)^q) = 0. This bias is
+  in proportion to h for small h: it vanishes if eta_r falls to 0.
+- Near that point a round has the eigenvalues z of z^2 - (1 + mu) a z + mu a = 0, for each
+  eigenvalue a of mean_i (I - h H_i)^q. It is stable if and only if -1 / (1 + 2 mu) < a < 1 for all
+  of them. If all eigenvalues of all h H_i are between 0 and 1, it is.
+
+Not proven, only seen in experiments: that it gets there from far away, and what the bound does.
+
 Relatives: Shampoo, SOAP and Muon for one machine; FedPM, FedPAC and FedMuon, which send more.
 """
 
