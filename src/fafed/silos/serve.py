@@ -14,7 +14,7 @@ from fafed import data as datasets
 from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.records import Record
 from fafed.errors import ConfigError
-from fafed.experiments import assemble
+from fafed.experiments import assemble, model_options
 from fafed.experiments.assemble import Prepared, Shards
 from fafed.experiments.config import Experiment
 from fafed.experiments.execute import OnRecord, execute
@@ -55,6 +55,7 @@ def serve(
     bounds: what one silo may do to the run.
     """
     refuse_privacy(experiment)
+    model_options.require_sizes(experiment)
     if allow is not None:
         check_server(experiment, allow, shares_data=measure == "share")
     if experiment.baseline is not None:

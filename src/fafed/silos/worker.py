@@ -27,7 +27,7 @@ from fafed.data.sources.base import Source
 from fafed.engines.base import ClientState, NotFinite
 from fafed.engines.client import Oracle, check, visit
 from fafed.errors import FafedError
-from fafed.experiments import assemble
+from fafed.experiments import assemble, model_options
 from fafed.experiments.config import Experiment
 from fafed.files import Json
 from fafed.objectives.base import Memory
@@ -265,6 +265,7 @@ class Worker:
             self.site.check(experiment, plan.clients)
             torch.set_num_threads(experiment.threads)
             found = self.site.load(experiment, plan.client, plan.clients)
+            model_options.check_inputs(experiment, found.source)
             goal = assemble.model(experiment, text=found.text)
             memory.park(goal, self.site.folder)
             source = found.source.to(goal.x0.device, goal.dtype)

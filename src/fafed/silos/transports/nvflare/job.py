@@ -28,6 +28,7 @@ from nvflare.recipe.spec import ExecEnv, Recipe
 from fafed.core.records import Record
 from fafed.errors import ConfigError, FafedError
 from fafed.experiments.config import Experiment
+from fafed.experiments.model_options import require_sizes
 from fafed.experiments.rundir import RunDir
 from fafed.files import Json
 from fafed.silos.serve import serve
@@ -212,6 +213,8 @@ class FafedRecipe(Recipe):  # type: ignore[misc]
         start: float = 300.0,
     ) -> None:
         several = [experiments] if isinstance(experiments, Experiment) else list(experiments)
+        for one in several:
+            require_sizes(one)
         fewest = FederationConfig.with_defaults(silos, min_silos).min_silos
         job = FedJob(name=several[0].name, min_clients=fewest)
         job.set_app_packages(["fafed"])  # fafed is installed everywhere: a job carries no code
