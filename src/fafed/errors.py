@@ -34,7 +34,7 @@ FAULTS = {
     "unreadable": "its data file is damaged or of another format",
     "empty": "its data file has no examples",
     "target": "its data has no numeric target",
-    "arrays": "its data file does not hold inputs and targets",
+    "arrays": "its data file does not hold numeric inputs and targets",
     "gaps": "its table has missing values",
     "columns": "its table does not have the columns that its own file names",
     "categories": "its table holds a category that its own file does not list",

@@ -179,7 +179,9 @@ def shard(experiment: Experiment) -> Shards:
     if wanted.function is not None:
         return _own(experiment, datasets.from_function(wanted.function, **wanted.options))
     if wanted.folder is not None:
-        return _own(experiment, datasets.from_folder(wanted.folder))
+        return _own(
+            experiment, datasets.from_folder(wanted.folder, datasets.Table.from_dict(wanted.table))
+        )
     assert wanted.name is not None
     loaded = _loaded(wanted.name)
     if isinstance(loaded, datasets.Text):

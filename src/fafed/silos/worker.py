@@ -26,7 +26,7 @@ from fafed.data.checks import check_labels, check_numbers
 from fafed.data.sources.base import Source
 from fafed.engines.base import ClientState, NotFinite
 from fafed.engines.client import Oracle, check, visit
-from fafed.errors import FafedError
+from fafed.errors import DataError, FafedError
 from fafed.experiments import assemble, model_options
 from fafed.experiments.config import Experiment
 from fafed.files import Json
@@ -134,11 +134,16 @@ class Worker:
             kind, facts = "diverged", {"what": cause.what}
         except Exception as cause:  # the text may name paths, so it stays here
             log.exception("%s: round %d failed", self.name, place.round)
-            kind, facts = "failed", {"error": type(cause).__name__}
+            kind, facts = "failed", {"error": type(cause).__name__, **self._fault(cause)}
         answer = messages.write(kind, place, facts, packed)
         told = {"numbers": json.dumps(facts)} if kind == "measured" else {}
         self.audit.note("sent", "server", kind, place, answer.size, packed.digest, **told)
         return answer
+
+    def _fault(self, cause: Exception) -> Facts:
+        """The kind of fault in this silo's data, if its file allows the server to know it."""
+        told = self.site.tell_faults and isinstance(cause, DataError) and cause.fault
+        return {"fault": cause.fault} if told and isinstance(cause, DataError) else {}
 
     def _hello(
         self, request: Message, place: ExchangeId, facts: Facts

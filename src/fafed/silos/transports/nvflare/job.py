@@ -107,6 +107,7 @@ class FafedController(Controller):  # type: ignore[misc]
                         self.wire,
                         federation,
                         measure=own.measure,
+                        table=own.table,
                         allow=own.allow,
                         bounds=own.bounds,
                         on_record=told,
