@@ -474,6 +474,11 @@ def _toml(content: Mapping[str, Json], prefix: str = "") -> str:
     return text
 
 
+def as_toml(content: Mapping[str, Json]) -> str:
+    """One line per entry; tables inside are on one line, too."""
+    return "".join(f"{_key(k)} = {_value(v)}\n" for k, v in content.items())
+
+
 def _is_table(key: str, value: Json, prefix: str) -> bool:
     if not isinstance(value, dict):
         return False

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from fafed import models
 from fafed.core.batch import Batch, labels_of
+from fafed.data.checks import check_labels
+from fafed.data.sources.base import Source
 from fafed.data.sources.examples import Examples
 from fafed.errors import ConfigError, DataError
 from fafed.experiments.config import Experiment
@@ -81,6 +83,17 @@ def check_inputs(experiment: Experiment, source: object) -> None:
             f"set inputs = {has} in [model], or give other data",
             fault="inputs",
         )
+
+
+def check_outputs(experiment: Experiment, source: Source, client: int) -> None:
+    """Refuse a label that one of fafed's own models has no output for, before a loss fails on it
+    with words of its own."""
+    kind = models.MODELS.get(experiment.model.name)
+    takes = inspect.signature(kind).parameters if kind else {}
+    if "outputs" in takes and experiment.loss in ("auto", "cross_entropy"):
+        given = experiment.model.options.get("outputs", takes["outputs"].default)
+        if type(given) is int:
+            check_labels(source, [client], given, None)
 
 
 def require_sizes(experiment: Experiment) -> None:

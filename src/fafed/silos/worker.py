@@ -150,7 +150,7 @@ class Worker:
     ) -> tuple[str, Facts, Packed]:
         messages.read(request, place, {"hello": {}}, self.site.limit)
         plan = _plan(facts)
-        part = self._loaded(place.run, plan)
+        part = self.loaded(place.run, plan)
         written = [json.dumps(plan._asdict()).encode()]
         files.write(self._folder(place.run) / "plan.json", written, private=True)
         share = self.site.data.share
@@ -264,13 +264,14 @@ class Worker:
 
     # What a run needs, loaded once per process.
 
-    def _loaded(self, run: str, plan: RunPlan) -> Part:
+    def loaded(self, run: str, plan: RunPlan) -> Part:
         if run not in self.parts or self.parts[run].plan != plan:
             experiment = Experiment.from_dict(plan.experiment, "the server's experiment")
             self.site.check(experiment, plan.clients)
             torch.set_num_threads(experiment.threads)
             found = self.site.load(experiment, plan.client, plan.clients)
             model_options.check_inputs(experiment, found.source)
+            model_options.check_outputs(experiment, found.source, plan.client)
             goal = assemble.model(experiment, text=found.text)
             memory.park(goal, self.site.folder)
             source = found.source.to(goal.x0.device, goal.dtype)
@@ -286,7 +287,7 @@ class Worker:
         return self.parts[run]
 
     def _part(self, run: str) -> Part:
-        return self.parts[run] if run in self.parts else self._loaded(run, self._known(run))
+        return self.parts[run] if run in self.parts else self.loaded(run, self._known(run))
 
     def _known(self, run: str) -> RunPlan:
         try:
