@@ -55,6 +55,12 @@ def test_what_happens_to_gaps(tmp_path):
         read(written(tmp_path, without), missing="drop")
 
 
+def test_a_scale_is_applied_after_gaps_are_filled(tmp_path):
+    scale, fill = {"age": [50.0, 10.0], "chol": [200, 40]}, {"chol": 240.0}
+    inputs, _ = read(written(tmp_path), missing="mean", scale=scale, fill=fill)
+    assert inputs == [[1, 0, 1, 0], [0, 1, 0, 1], [-1, 0, 0, 1]]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words", "fault"),
     [
@@ -92,6 +98,8 @@ def test_a_target_that_is_text_needs_classes(tmp_path):
         ({"categories": {"ward": ["a"]}}, "'ward' is not among the inputs"),
         ({"fill": {"pain": 1.0}}, "only columns of numbers are filled"),
         ({"categories": 3}, "are tables"),
+        ({"scale": {"age": [50.0, 0.0]}}, "a width above 0"),
+        ({"scale": {"pain": [0.0, 1.0]}}, "for a column of numbers"),
     ],
 )
 def test_rules_that_are_wrong(changes, words):

@@ -8,6 +8,7 @@ are the inputs, and gaps are refused. With rules, which are a table of a TOML fi
     inputs = ["age", "sex", "pain"]    # columns, in this order; all others are left out
     missing = "mean"                   # "refuse", "drop" the row, or "mean" of the file's column
     fill = { chol = 240.0 }            # a number for the gaps of one column, before `missing`
+    scale = { age = [54.0, 9.0] }      # centre and width: an input is (value - centre) / width
     [categories]
     pain = ["none", "typical"]         # each value becomes a column of 0 and 1
 
@@ -55,6 +56,7 @@ class Table:
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     missing: str = "refuse"
     fill: Mapping[str, float] = field(default_factory=dict)
+    scale: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
@@ -64,8 +66,9 @@ class Table:
                 raise ConfigError(f"table.{name}: no such key; {nearest(name, known)}")
         texts = {"inputs": content.get("inputs", []), "classes": content.get("classes", [])}
         categories = content.get("categories", {})
-        if not isinstance(categories, Mapping) or not isinstance(content.get("fill", {}), Mapping):
-            raise ConfigError("table.categories and table.fill are tables: column = ...")
+        tables = [content.get(name, {}) for name in ("categories", "fill", "scale")]
+        if not all(isinstance(one, Mapping) for one in tables):
+            raise ConfigError("table: categories, fill and scale are tables: column = ...")
         texts |= {f"categories.{name}": values for name, values in categories.items()}
         for name, values in texts.items():
             if not isinstance(values, list | tuple) or len(set(map(str, values))) < len(values):
@@ -80,6 +83,7 @@ class Table:
             {name: lists[f"categories.{name}"] for name in categories},
             content.get("missing", "refuse"),
             content.get("fill", {}),
+            content.get("scale", {}),
         )
         found._check()
         return found
@@ -96,7 +100,7 @@ class Table:
             raise ConfigError(
                 f"table.missing = {self.missing!r}: it must be one of {', '.join(MISSING)}"
             )
-        for name in (*self.categories, *self.fill):
+        for name in (*self.categories, *self.fill, *self.scale):
             if name not in self.inputs:
                 raise ConfigError(
                     f"table: {name!r} is not among the inputs; add it, or take it out"
@@ -106,6 +110,16 @@ class Table:
                 raise ConfigError(
                     f"table.fill: {name} = {value!r}: it must be a number, and "
                     "only columns of numbers are filled"
+                )
+
+        for name, value in self.scale.items():
+            good = (
+                isinstance(value, list | tuple) and len(value) == 2 and name not in self.categories
+            )
+            if not good or not all(type(n) in (int, float) for n in value) or value[1] <= 0:
+                raise ConfigError(
+                    f"table.scale: {name} = {value!r}: it must be [centre, width] with a width "
+                    "above 0, for a column of numbers"
                 )
 
     def __bool__(self) -> bool:
@@ -180,7 +194,8 @@ class Table:
                     fault="gaps",
                 )
             values[gaps] = self.fill[name] if name in self.fill else values[present].mean()
-        return values[:, None]
+        centre, width = self.scale.get(name, (0.0, 1.0))
+        return (values[:, None] - centre) / width
 
     def _one_hot(self, path: Path, name: str, texts: list[str], gaps: npt.NDArray[Any]) -> Column:
         known = {_value(value): i for i, value in enumerate(self.categories[name])}

@@ -120,15 +120,27 @@ def serve(
         begun.append((known["run"], run))
         return Prepared(run, goal, shards)
 
+    def hand_out() -> None:
+        ((name, run),) = begun
+        final_model.hand_out(mailbox, name, run.state)
+
     def recorded(record: Record) -> None:
         if record.round == experiment.rounds:
-            ((name, run),) = begun
-            final_model.hand_out(mailbox, name, run.state)
+            hand_out()
         if on_record:
             on_record(record)
 
     with logged(place.path / "log.txt"):
-        execute(experiment, place, recorded, prepare, lag=0)  # silos keep only two rounds
+        finished = place.exists and place.finished()
+        try:
+            execute(experiment, place, recorded, prepare, lag=0)  # silos keep only two rounds
+        except TooFew as cause:
+            if not finished:
+                raise
+            log.warning("the run is finished, but its model cannot be handed out: %s", cause)
+        else:
+            if finished:  # an earlier server ended before it could
+                hand_out()
 
 
 class Known(TypedDict):

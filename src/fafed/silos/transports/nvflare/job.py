@@ -31,6 +31,7 @@ from fafed.experiments.config import Experiment
 from fafed.experiments.model_options import require_sizes
 from fafed.experiments.rundir import RunDir
 from fafed.files import Json
+from fafed.silos.final_model import owed
 from fafed.silos.serve import serve
 from fafed.silos.server import FederationConfig, log
 from fafed.silos.transports.nvflare.endpoint import CHANNEL, TOPIC, Endpoint
@@ -99,7 +100,7 @@ class FafedController(Controller):  # type: ignore[misc]
             for index, content in enumerate(self.experiments):
                 experiment = Experiment.from_dict(content, "the job's experiment")
                 place = RunDir.for_experiment(experiment, own.runs)
-                if not place.finished():
+                if not place.finished() or owed(place, self.silos):
                     told = partial(self._recorded, index, experiment.rounds)
                     serve(
                         experiment,
