@@ -8,6 +8,7 @@ from fafed.data.datasets.catalogue import DATASETS, Status, get, import_files, l
 from fafed.data.loading import Files, in_memory
 from fafed.data.own import Own, from_file, from_folder, from_function
 from fafed.data.partition import PARTITIONS, Partition, counts
+from fafed.data.tables import Table
 
 __all__ = [
     "DATASETS",
@@ -18,6 +19,7 @@ __all__ = [
     "Own",
     "Partition",
     "Status",
+    "Table",
     "Text",
     "counts",
     "from_file",
