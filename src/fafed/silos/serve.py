@@ -14,8 +14,8 @@ from torch import Tensor
 from fafed import data as datasets
 from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.records import Record
-from fafed.errors import ConfigError
-from fafed.experiments import assemble
+from fafed.errors import FAULTS, ConfigError
+from fafed.experiments import assemble, model_options
 from fafed.experiments.assemble import Prepared, Shards
 from fafed.experiments.config import Experiment
 from fafed.experiments.execute import OnRecord, execute
@@ -27,14 +27,16 @@ from fafed.silos import final_model, memory, messages
 from fafed.silos.audit import Audit, logged
 from fafed.silos.bounds import Bounds, Guard
 from fafed.silos.limits import refuse_noise
-from fafed.silos.messages import EMPTY, ExchangeId, Facts, Refused
+from fafed.silos.messages import EMPTY, Content, ExchangeId, Facts, Refused
 from fafed.silos.remote_engine import NAME as ENGINE_NAME
 from fafed.silos.remote_engine import Silos
-from fafed.silos.server import FederationConfig, Mailbox, TooFew, Transport, log
+from fafed.silos.server import FederationConfig, Mailbox, TooFew, Transport, Unfit, log
 from fafed.silos.site import check_server
 from fafed.training.build import build, weights_of
 from fafed.training.evaluation import Parts, chunks, evaluator
 from fafed.training.loop import Measure, Run
+
+LASTING = {"DataError", "ConfigError"}  # a silo's errors that only people can correct
 
 
 def serve(
@@ -44,6 +46,7 @@ def serve(
     federation: FederationConfig,
     *,
     measure: str | None = None,
+    table: Mapping[str, Any] | None = None,
     allow: Sequence[str] | None = None,
     bounds: Bounds | None = None,
     on_record: OnRecord | None = None,
@@ -54,12 +57,14 @@ def serve(
 
     measure: the data for evaluation: a file of inputs and targets, or "share" for the experiment's
     own data (in a local federation), or None for no evaluation.
+    table: the rules for that file, if it is a table: `fafed.data.tables`.
     allow: the code, beside fafed's own, that may run here. None allows any code.
     bounds: what one silo may do to the run.
     authority: the project's root certificate. With it, the server leaves out a silo that takes part
     in a secure sum with a wrong certificate.
     """
     check_privacy(experiment, federation.silos)
+    model_options.require_sizes(experiment)
     if allow is not None:
         check_server(experiment, allow, shares_data=measure == "share")
     if experiment.baseline is not None:
@@ -80,7 +85,7 @@ def serve(
         torch.set_num_threads(experiment.threads)
         memory.return_memory()
         known = greeted(experiment, place, mailbox, bounds)
-        shards = _measured(experiment, measure)
+        shards = _measured(experiment, measure, table)
         goal = assemble.model(experiment, text=shards.text)
         memory.park(goal, place.path)
         metrics = assemble.chosen(experiment, text=shards.text)
@@ -123,15 +128,27 @@ def serve(
         begun.append((known["run"], run))
         return Prepared(run, goal, shards)
 
+    def hand_out() -> None:
+        ((name, run),) = begun
+        final_model.hand_out(mailbox, name, run.state)
+
     def recorded(record: Record) -> None:
         if record.round == experiment.rounds:
-            ((name, run),) = begun
-            final_model.hand_out(mailbox, name, run.state)
+            hand_out()
         if on_record:
             on_record(record)
 
     with logged(place.path / "log.txt"):
-        execute(experiment, place, recorded, prepare, lag=0)  # silos keep only two rounds
+        finished = place.exists and place.finished()
+        try:
+            execute(experiment, place, recorded, prepare, lag=0)  # silos keep only two rounds
+        except TooFew as cause:
+            if not finished:
+                raise
+            log.warning("the run is finished, but its model cannot be handed out: %s", cause)
+        else:
+            if finished:  # an earlier server ended before it could
+                hand_out()
 
 
 class Known(TypedDict):
@@ -210,6 +227,7 @@ def greeted(experiment: Experiment, place: RunDir, mailbox: Mailbox, bounds: Bou
     }
     kinds: dict[str, messages.Shapes] = {"welcome": {}, "refused": {}, "failed": {}}
     said: dict[str, Welcome] = {}
+    declined: dict[str, str] = {}  # silo -> why it will not take part, however often it is asked
     for silo, found in mailbox.ask(requests, at, kinds, EMPTY.digest, federation.start):
         if found is not None and found.kind == "welcome":
             try:
@@ -217,13 +235,18 @@ def greeted(experiment: Experiment, place: RunDir, mailbox: Mailbox, bounds: Bou
             except Refused as why:
                 log.error("refused the welcome of %r: %s", silo, why)
         elif found is not None:
-            reason = found.facts.get("why", f"its log says why ({found.facts.get('error')})")
-            log.error("silo %r does not take part: %s", silo, messages.clean(reason))
+            reason, lasting = _reason(found)
+            log.error("silo %r does not take part: %s", silo, reason)
+            if lasting:
+                declined[silo] = reason
     if not known:
         _drop_unbelievable(said, bounds)
     needed = federation.min_silos if known else len(federation.silos)
     if len(said) < needed:
         missing = [silo for silo in federation.silos if silo not in said]
+        if len(federation.silos) - len(declined) < needed:
+            reasons = "; ".join(f"{silo}: {declined[silo]}" for silo in missing if silo in declined)
+            raise Unfit(f"{reasons}. Correct this there, then give the same command again")
         raise TooFew(
             f"{len(said)} of {len(federation.silos)} silos take part, {missing} do not, and "
             + (f"min_silos is {needed}" if known else "a run begins with all of them")
@@ -245,6 +268,18 @@ def greeted(experiment: Experiment, place: RunDir, mailbox: Mailbox, bounds: Bou
     }
     place.write_json("silos.json", begun, indent=2, private=True)
     return begun | {"sends": sends}
+
+
+def _reason(found: Content) -> tuple[str, bool]:
+    """Why a silo does not take part, in the server's own words or those of a refusal, and whether
+    it would be the same the next time."""
+    if found.kind == "refused":
+        return messages.clean(found.facts.get("why", "it refuses")), True
+    fault, error = found.facts.get("fault"), found.facts.get("error")
+    if isinstance(fault, str) and fault in FAULTS:
+        return FAULTS[fault], True
+    name = messages.clean(error, 80)
+    return f"it failed, and its own log says why ({name})", error in LASTING
 
 
 def _welcome(facts: Facts, experiment: Experiment) -> Welcome:
@@ -290,14 +325,16 @@ def _epoch_steps(examples: list[int], units: int | None) -> int:
     return 1 if units is None else max(1, round(sum(examples) / len(examples) / units))
 
 
-def _measured(experiment: Experiment, measure: str | None) -> Shards:
+def _measured(
+    experiment: Experiment, measure: str | None, table: Mapping[str, Any] | None
+) -> Shards:
     """The data that the server evaluates on. The server has no training data."""
     nothing: Any = None
     if measure == "share":
         return assemble.shard(experiment)._replace(source=nothing)
     if measure is None:
         return Shards(nothing, {}, None, None, text=False)
-    test = datasets.from_file(measure)
+    test = datasets.from_file(measure, datasets.Table.from_dict(table or {}))
     return Shards(nothing, {"test": lambda: chunks(test)}, None, None, text=False)
 
 

@@ -3,8 +3,11 @@
     folder = "/srv/fafed"                    # what the silo keeps: states, the audit file
     allow = ["fashion-cnn", "my_models:Net"] # models and own code that may run here
 
+    tell_faults = true                       # the server may learn what is wrong with the data
+
     [data]
     folder = "/srv/records"                  # or function = "module:function", or share = true
+    table = { ... }                          # rules for .csv and .parquet: `fafed.data.tables`
 
     [limits]                                 # see `fafed.silos.limits`
     min_batch_size = 64
@@ -49,6 +52,7 @@ class SiteData(Part):
     folder: str | None = None  # one .npz, .safetensors, .parquet or .csv file, perhaps a test file
     function: str | None = None  # "module:function" returning ([(inputs, targets)], None)
     options: dict[str, Any] = Field(default_factory=dict)  # for the function
+    table: dict[str, Any] = Field(default_factory=dict)  # of the folder, if its file is a table
     share: bool = False  # the client's share of the experiment's own data
 
     @model_validator(mode="after")
@@ -56,7 +60,25 @@ class SiteData(Part):
         given = [k for k in ("folder", "function", "share") if getattr(self, k)]
         if len(given) != 1:
             raise ValueError(f"give exactly one of folder, function, share; got {given or 'none'}")
+        self.rules()
         return self
+
+    def examples(self) -> Any:
+        """The examples of this silo, as `fafed.data.Own` has them for one client."""
+        own = (
+            datasets.from_folder(self.folder, self.rules())
+            if self.folder
+            else datasets.from_function(self.function or "", **self.options)
+        )
+        if len(own.clients) != 1:
+            raise DataError(
+                f"the silo's data has {len(own.clients)} clients: a silo is one; keep one file",
+                fault="files",
+            )
+        return own.clients[0]
+
+    def rules(self) -> datasets.Table:
+        return datasets.Table.from_dict(self.table)
 
 
 class SiteModel(Part):
@@ -108,6 +130,7 @@ class Site(Part):
     allow: list[str]
     data: SiteData
     limit: int = Field(default=16 * 2**30, ge=1)  # bytes of a message
+    tell_faults: bool = False  # whether the server may learn the kind of a fault in the data
     limits: Limits = Limits()
     model: SiteModel = SiteModel()
     evaluate: Evaluate = Evaluate()
@@ -176,14 +199,7 @@ class Site(Part):
             shared = shards.client_test[client] if shards.client_test else None
             count = sum(one.size for one in shared()) if shared else 0
             return SiloData(shards.source, shards.text, shared, count)
-        own = (
-            datasets.from_folder(self.data.folder)
-            if self.data.folder
-            else datasets.from_function(self.data.function or "", **self.data.options)
-        )
-        if len(own.clients) != 1:
-            raise DataError(f"the silo's data has {len(own.clients)} clients: a silo is one")
-        source, *_ = open_data(own.clients, **sizes(experiment))
+        source, *_ = open_data([self.data.examples()], **sizes(experiment))
         (n,) = source.examples
         rows, _ = held_out(n, experiment.data.validation, experiment.seed + client)
         share = self.evaluate.share or experiment.data.client_test

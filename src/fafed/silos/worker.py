@@ -27,8 +27,8 @@ from fafed.data.checks import check_labels, check_numbers
 from fafed.data.sources.base import Source
 from fafed.engines.base import ClientState, NotFinite
 from fafed.engines.client import Oracle, Visit, check, visit
-from fafed.errors import FafedError
-from fafed.experiments import assemble
+from fafed.errors import DataError, FafedError
+from fafed.experiments import assemble, model_options
 from fafed.experiments.config import Experiment
 from fafed.files import Json
 from fafed.objectives.base import Memory
@@ -169,18 +169,23 @@ class Worker:
             kind, facts = "diverged", {"what": cause.what}
         except Exception as cause:  # the text may name paths, so it stays here
             log.exception("%s: round %d failed", self.name, place.round)
-            kind, facts = "failed", {"error": type(cause).__name__}
+            kind, facts = "failed", {"error": type(cause).__name__, **self._fault(cause)}
         answer = messages.write(kind, place, facts, packed)
         told = {"numbers": json.dumps(facts)} if kind == "measured" else {}
         self.audit.note("sent", "server", kind, place, answer.size, packed.digest, **told)
         return answer
+
+    def _fault(self, cause: Exception) -> Facts:
+        """The kind of fault in this silo's data, if its file allows the server to know it."""
+        told = self.site.tell_faults and isinstance(cause, DataError) and cause.fault
+        return {"fault": cause.fault} if told and isinstance(cause, DataError) else {}
 
     def _hello(
         self, request: Message, place: ExchangeId, facts: Facts
     ) -> tuple[str, Facts, Packed]:
         messages.read(request, place, {"hello": {}}, self.site.limit)
         plan = _plan(facts)
-        part = self._loaded(place.run, plan)
+        part = self.loaded(place.run, plan)
         written = [json.dumps(plan._asdict()).encode()]
         files.write(self._folder(place.run) / "plan.json", written, private=True)
         share = self.site.data.share
@@ -351,7 +356,7 @@ class Worker:
 
     # What a run needs, loaded once per process.
 
-    def _loaded(self, run: str, plan: RunPlan) -> Part:
+    def loaded(self, run: str, plan: RunPlan) -> Part:
         if run not in self.parts or self.parts[run].plan != plan:
             experiment = Experiment.from_dict(plan.experiment, "the server's experiment")
             self.site.check(experiment, plan.clients)
@@ -359,6 +364,8 @@ class Worker:
                 _ = self.sums  # a silo that cannot take part says so now
             torch.set_num_threads(experiment.threads)
             found = self.site.load(experiment, plan.client, plan.clients)
+            model_options.check_inputs(experiment, found.source)
+            model_options.check_outputs(experiment, found.source, plan.client)
             goal = assemble.model(experiment, text=found.text)
             memory.park(goal, self.site.folder)
             source = found.source.to(goal.x0.device, goal.dtype)
@@ -374,7 +381,7 @@ class Worker:
         return self.parts[run]
 
     def _part(self, run: str) -> Part:
-        return self.parts[run] if run in self.parts else self._loaded(run, self._known(run))
+        return self.parts[run] if run in self.parts else self.loaded(run, self._known(run))
 
     def _known(self, run: str) -> RunPlan:
         try:

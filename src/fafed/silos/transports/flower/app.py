@@ -34,6 +34,7 @@ from fafed.experiments.config import Experiment
 from fafed.experiments.rundir import RunDir
 from fafed.silos import messages
 from fafed.silos.bounds import Bounds
+from fafed.silos.final_model import owed
 from fafed.silos.messages import ExchangeId, Message, Refused
 from fafed.silos.payload import Body
 from fafed.silos.serve import serve
@@ -57,7 +58,7 @@ def server(folder: Path) -> ServerApp:
         for path in sorted(folder.glob("*.toml")):
             experiment = Experiment.read(path)
             place = RunDir.for_experiment(experiment, Path(runs).absolute())
-            if not place.finished():
+            if not place.finished() or owed(place, federation.silos):
                 print(f"{experiment.name}, {experiment.algorithm.name}: {place.path}", flush=True)
                 serve(
                     experiment,

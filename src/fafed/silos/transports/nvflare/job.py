@@ -28,8 +28,10 @@ from nvflare.recipe.spec import ExecEnv, Recipe
 from fafed.core.records import Record
 from fafed.errors import ConfigError, FafedError
 from fafed.experiments.config import Experiment
+from fafed.experiments.model_options import require_sizes
 from fafed.experiments.rundir import RunDir
 from fafed.files import Json
+from fafed.silos.final_model import owed
 from fafed.silos.serve import check_privacy, serve
 from fafed.silos.server import FederationConfig, log
 from fafed.silos.transports.nvflare.endpoint import CHANNEL, TOPIC, Endpoint
@@ -104,7 +106,7 @@ class FafedController(Controller):  # type: ignore[misc]
             for index, content in enumerate(self.experiments):
                 experiment = Experiment.from_dict(content, "the job's experiment")
                 place = RunDir.for_experiment(experiment, own.runs)
-                if not place.finished():
+                if not place.finished() or owed(place, self.silos):
                     told = partial(self._recorded, index, experiment.rounds)
                     serve(
                         experiment,
@@ -112,6 +114,7 @@ class FafedController(Controller):  # type: ignore[misc]
                         self.wire,
                         federation,
                         measure=own.measure,
+                        table=own.table,
                         allow=own.allow,
                         bounds=own.bounds,
                         on_record=told,
@@ -219,6 +222,8 @@ class FafedRecipe(Recipe):  # type: ignore[misc]
         start: float = 300.0,
     ) -> None:
         several = [experiments] if isinstance(experiments, Experiment) else list(experiments)
+        for one in several:
+            require_sizes(one)
         fewest = FederationConfig.with_defaults(silos, min_silos).min_silos
         for experiment in several:
             check_privacy(experiment, silos)

@@ -17,6 +17,7 @@ import json
 import os
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, ValidationError
 
@@ -34,6 +35,7 @@ FORBIDDEN = ("byoc", "operate", "shell_commands", "server-predeployed-flwr")  # 
 class ServerFile(Part):
     runs: Path = Field(default=Path("fafed-runs"), strict=False)
     measure: str | None = None  # a file with data for evaluation, or "share"
+    table: dict[str, Any] = Field(default_factory=dict)  # rules for that file, if it is a table
     allow: list[str] = Field(default_factory=list)  # code beside fafed's own that may run here
     bounds: Bounds = Bounds()
 

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from fafed.experiments import assemble, model_options
 from fafed.experiments.config import Experiment
 from fafed.silos.serve import check_privacy
 from fafed.silos.server import FederationConfig
@@ -26,7 +27,11 @@ def for_silos(experiment: Experiment, silos: int) -> Experiment:
     if experiment.data.folder is not None:
         folder = Path(experiment.data.folder).expanduser().absolute()
         content["data"] = {**content["data"], "folder": str(folder)}
-    return Experiment.from_dict(content, experiment.name)
+    made = Experiment.from_dict(content, experiment.name)
+    if model_options.missing(made):  # the silos do not see all of the data
+        options = assemble.options_from_data(made, assemble.shard(made))
+        made = Experiment.from_dict(model_options.with_options(made, options).to_dict(), made.name)
+    return made
 
 
 def allowed(experiments: Sequence[Experiment]) -> list[str]:
