@@ -14,6 +14,10 @@ D is (x_old - x) / (eta_g eta q), so a client can compute it from two consecutiv
 `wire="compact"` (the default) uses this: it sends one vector less down, and the client keeps one.
 
 Departure from the paper: if eta changes within a round, eta q is the sum of the round's steps.
+
+Checked against two implementations by others, one of them line by line the same. The authors' own
+code and the paper's full text were not at hand. Not confirmed: that vhat, not v, is averaged (the
+other implementation has no maximum and averages v), and the defaults.
 """
 
 from __future__ import annotations

@@ -59,6 +59,9 @@ def try_out(
     root: Root = ROOT,
     min_silos: Fewest = None,
     deadline: Deadline = 600.0,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="Secure aggregation: the server sees sums alone.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run an experiment over real silo processes on this machine, with real certificates.
@@ -70,6 +73,8 @@ def try_out(
     from fafed.silos.transports.nvflare.try_out import attempt, for_silos
 
     chosen = [for_silos(one, silos) for one in experiments(experiment, changes, algorithms)]
+    if secure:
+        chosen = [one.changed(privacy=one.privacy | {"secure": True}) for one in chosen]
     places = [RunDir.for_experiment(one, root) for one in chosen]
     if not all(place.finished() for place in places):
         _shown(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fafed.data import leaf
 from fafed.data.datasets.base import Dataset, Images, Text
 from fafed.data.datasets.catalogue import DATASETS, Status, get, import_files, load, status
 from fafed.data.loading import Files, in_memory
@@ -27,6 +28,7 @@ __all__ = [
     "get",
     "import_files",
     "in_memory",
+    "leaf",
     "load",
     "status",
 ]

@@ -27,7 +27,8 @@ def quorum(silos: int) -> int:
     return max(LEAST_SILOS, default_threshold(silos))
 
 
-NOISED = ("noise", "clip", "delta", "max_epsilon")
+NUMBERS = ("noise", "clip", "delta", "max_epsilon")
+NOISED = (*NUMBERS, "combine")
 NEEDED = {
     "noise": "how much noise there is, for example 1.0; `fafed privacy` finds it for an epsilon",
     "clip": "the bound on the norm of one example's gradient, for example 1.0",
@@ -50,6 +51,8 @@ class Privacy:
     clip: the bound on the norm of one example's gradient.
     delta: the probability of a larger loss of privacy than epsilon; below 1 / examples.
     max_epsilon: the run stops before the round that would pass it; None: no limit.
+    combine: FAFED and STEM ask once in a step, for the difference of its two gradients. This costs
+        what one gradient costs. v then collects the squares of m.
     """
 
     secure: bool = False
@@ -61,13 +64,17 @@ class Privacy:
     clip: float | None = None
     delta: float | None = None
     max_epsilon: float | None = None
+    combine: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.secure, bool):
-            raise ConfigError(f"privacy.secure must be true or false, got {self.secure!r}")
+        for name in ("secure", "combine"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(
+                    f"privacy.{name} must be true or false, got {getattr(self, name)!r}"
+                )
         if self.level not in (None, "example"):
             raise ConfigError(f"privacy.level must be 'example', got {self.level!r}")
-        for name in ("headroom", "first_bound", *NOISED):
+        for name in ("headroom", "first_bound", *NUMBERS):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, _number(name, getattr(self, name)))
         if self.secure:
@@ -79,7 +86,7 @@ class Privacy:
 
     def _refuse_unused(self) -> None:
         for name in NOISED:
-            if getattr(self, name) is not None:
+            if getattr(self, name) not in (None, False):
                 raise ConfigError(
                     f"privacy.{name} = {getattr(self, name)!r} does nothing without "
                     "privacy.level = 'example'"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict, cast
 
 import torch
@@ -21,10 +22,11 @@ from fafed.experiments.execute import OnRecord, execute
 from fafed.experiments.rundir import RunDir
 from fafed.files import Json
 from fafed.objectives.module import Model
+from fafed.privacy.options import LEAST_SILOS
 from fafed.silos import final_model, memory, messages
 from fafed.silos.audit import Audit, logged
 from fafed.silos.bounds import Bounds, Guard
-from fafed.silos.limits import refuse_privacy
+from fafed.silos.limits import refuse_noise
 from fafed.silos.messages import EMPTY, Content, ExchangeId, Facts, Refused
 from fafed.silos.remote_engine import NAME as ENGINE_NAME
 from fafed.silos.remote_engine import Silos
@@ -48,6 +50,7 @@ def serve(
     allow: Sequence[str] | None = None,
     bounds: Bounds | None = None,
     on_record: OnRecord | None = None,
+    authority: Path | None = None,
 ) -> None:
     """Run the experiment over these silos. Resume it if it has begun before. At the end the silos
     get the final model.
@@ -57,8 +60,10 @@ def serve(
     table: the rules for that file, if it is a table: `fafed.data.tables`.
     allow: the code, beside fafed's own, that may run here. None allows any code.
     bounds: what one silo may do to the run.
+    authority: the project's root certificate. With it, the server leaves out a silo that takes part
+    in a secure sum with a wrong certificate.
     """
-    refuse_privacy(experiment)
+    check_privacy(experiment, federation.silos)
     model_options.require_sizes(experiment)
     if allow is not None:
         check_server(experiment, allow, shares_data=measure == "share")
@@ -87,6 +92,8 @@ def serve(
         found = evaluator(goal, shards.measured, metrics, threads=experiment.threads)
 
         def silos(algorithm: AnyAlgorithm) -> Silos:
+            if experiment.privacy_options().secure:
+                return _secure(experiment, algorithm, goal, mailbox, known, bounds, authority)
             return Silos(
                 algorithm,
                 goal,
@@ -114,6 +121,7 @@ def serve(
             measure=tried,
             measure_every=experiment.eval_every,
             check_state=True,
+            privacy=experiment.privacy_options(),
         )
         if known.get("sends"):
             run.measure = _with_silos(tried, cast(Silos, run.engine))
@@ -152,6 +160,44 @@ class Known(TypedDict):
     units: int | None
     epoch_steps: int
     sends: NotRequired[list[list[str]]]  # the numbers that each silo sends now; not in the file
+
+
+def check_privacy(experiment: Experiment, silos: Sequence[str]) -> None:
+    """Refuse options that cannot be had over these silos."""
+    refuse_noise(experiment)
+    if experiment.privacy_options().secure and len(silos) < LEAST_SILOS:
+        raise ConfigError(
+            f"a secure sum needs at least {LEAST_SILOS} silos, got {len(silos)}: a sum of two "
+            "shows each of them the other's message"
+        )
+
+
+def _secure(
+    experiment: Experiment,
+    algorithm: AnyAlgorithm,
+    goal: Model,
+    mailbox: Mailbox,
+    known: Known,
+    bounds: Bounds,
+    authority: Path | None,
+) -> Silos:
+    from fafed.privacy.secure_sum.identity import ProjectCA  # needs packages of its own
+    from fafed.silos.secure.engine import SecureSilos, told
+
+    log.info("%s", told(len(known["silos"])))
+    return SecureSilos(
+        algorithm,
+        goal,
+        mailbox,
+        experiment=experiment,
+        examples=known["examples"],
+        run=known["run"],
+        units=known["units"],
+        epoch_steps=known["epoch_steps"],
+        bounds=bounds,
+        sends=known.get("sends", ()),
+        trust=None if authority is None else ProjectCA(authority.read_bytes()),
+    )
 
 
 class Welcome(NamedTuple):

@@ -19,6 +19,9 @@
     share = 0.2                              # held out from the rows to train on
     send = ["loss", "accuracy"]              # the numbers that may leave
 
+    [secure]                                 # secure aggregation: docs/privacy.md
+    silos = ["north", "south", "west"]       # who may be in a sum with this silo, itself included
+
 The file stays on the silo. The server learns no path and no example, only the number of examples.
 `share = true` takes this client's share of the experiment's own data, for a local federation.
 """
@@ -90,6 +93,29 @@ class Evaluate(Part):
     min_rows: int = Field(default=20, ge=1)  # with fewer rows held out, nothing leaves
 
 
+class Secure(Part):
+    """Who a silo is in a secure sum, and whom it trusts there."""
+
+    silos: list[str] = Field(default_factory=list)  # with certificates of the kit's authority
+    keys: dict[str, str] = Field(default_factory=dict)  # or silo -> public key, which is pinned
+    name: str | None = None  # of this silo, where the transport does not tell it: Flower
+    key: Path | None = Field(default=None, strict=False)  # this silo's private key; None: the kit's
+
+    @model_validator(mode="after")
+    def _one_list(self) -> Secure:
+        if self.silos and self.keys:
+            raise ValueError("give one of silos and keys: pinned keys are the list of silos, too")
+        return self
+
+
+class Kit(NamedTuple):
+    """Files with which a transport gives a silo its name: PEM."""
+
+    key: Path
+    certificate: Path
+    authority: Path  # the project's root certificate
+
+
 class SiloData(NamedTuple):
     """What a silo draws batches from, and what it evaluates on."""
 
@@ -108,6 +134,7 @@ class Site(Part):
     limits: Limits = Limits()
     model: SiteModel = SiteModel()
     evaluate: Evaluate = Evaluate()
+    secure: Secure = Secure()
 
     @classmethod
     def read(cls, path: Path) -> Site:
@@ -123,7 +150,12 @@ class Site(Part):
                 for e in cause.errors()
             )
             raise ConfigError(f"the silo's file {path}: {wrong}") from None
-        return site.model_copy(update={"folder": path.parent / site.folder})
+        changes: dict[str, object] = {"folder": path.parent / site.folder}
+        if site.secure.key is not None:
+            changes["secure"] = site.secure.model_copy(
+                update={"key": path.parent / site.secure.key}
+            )
+        return site.model_copy(update=changes)
 
     def check(self, experiment: Experiment, clients: int) -> None:
         """Refuse code that is not on the allow-list, and what exceeds the machine's limits."""

@@ -62,11 +62,16 @@ def private_parts(
         )
     draws = rounds * (local_steps + 2) * len(source.examples)
     sampled = Poisson(source, lru_cache(lambda n, rate: cap(n, rate, draws, delta)))
-    shown = Private(objective, noise=noise, clip=clip, seed=seed)
+    if privacy.combine and (objective.clip is not None or objective.sam):
+        raise ConfigError(
+            "privacy.combine = true asks for the difference of two gradients, so a single gradient "
+            "cannot be changed: leave out clip and sam"
+        )
+    shown = Private(objective, noise=noise, clip=clip, seed=seed, combine=privacy.combine)
     (batch,) = sampled.batches(sampled.draw(("round",), 0, 0, 1))
     shown.choose(batch)
     population = len(source.examples)
-    costs = round_costs(algorithm, objective.x0, local_steps, population)
+    costs = round_costs(algorithm, objective.x0, local_steps, population, combine=privacy.combine)
     accountant = Accountant(
         costs.times(shown.evaluations),
         [sampled.rates(client) for client in range(population)],

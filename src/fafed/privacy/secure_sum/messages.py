@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from fafed.errors import FafedError
+from fafed.privacy.refusal import Refused
 
 FORMAT = b"fafed secure sum 1\n"
 MOST_SILOS = 2**16
@@ -25,10 +25,6 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
 Message = TypeVar("Message")
 
 
-class Refused(FafedError):
-    """A silo or the server refuses to go on. The error says why."""
-
-
 class Context(NamedTuple):
     """Which exchange this is. Every key, signature and mask is bound to it."""
 
@@ -39,11 +35,13 @@ class Context(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The server's request to begin: the exchange, who is invited, and the threshold."""
+    """The server's request to begin: the exchange, who is invited, and the threshold. All silos
+    sign the same plan, so `task` shows them that all were asked for the same."""
 
     context: Context
     names: tuple[str, ...]
     threshold: int
+    task: bytes = b""  # a digest of what the silos are to compute
 
     def digest(self) -> bytes:
         return digest("plan", write(self))
@@ -245,7 +243,7 @@ _BOX = _record(Box, _name(), _bytes(BOX_BYTES))
 _SHARE = _record(Share, _name(), _KEY)
 _AGREED = _record(Agreed, _name(), _bytes(SIGNATURE_BYTES))
 _FORMS: dict[type[Any], Field] = {
-    Plan: _record(Plan, _CONTEXT, _list(_name()), _number(MOST_SILOS)),
+    Plan: _record(Plan, _CONTEXT, _list(_name()), _number(MOST_SILOS), _bytes(64)),
     Keys: _KEYS,
     KeyList: _record(KeyList, _list(_KEYS)),
     Boxes: _record(Boxes, _name(), _list(_BOX)),

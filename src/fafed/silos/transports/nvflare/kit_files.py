@@ -24,6 +24,7 @@ from pydantic import Field, ValidationError
 from fafed.errors import ConfigError
 from fafed.experiments.config import Part
 from fafed.silos.bounds import Bounds
+from fafed.silos.site import Kit
 
 SERVER_CLASS = "fafed.silos.transports.nvflare.job.FafedController"
 SILO_CLASS = "fafed.silos.transports.nvflare.job.FafedExecutor"
@@ -52,6 +53,17 @@ def server_file(root: Path) -> ServerFile:
     except (OSError, tomllib.TOMLDecodeError, ValidationError) as cause:
         raise ConfigError(f"the server's file {path} cannot be read: {cause}") from cause
     return found.model_copy(update={"runs": root / found.runs})
+
+
+def kit_of(root: Path) -> Kit | None:
+    """The silo's own certificate; None in FLARE's simulator, which has none."""
+    start = root / "startup"
+    found = Kit(start / "client.key", start / "client.crt", authority(root))
+    return found if all(path.is_file() for path in found) else None
+
+
+def authority(root: Path) -> Path:
+    return root / "startup" / "rootCA.pem"
 
 
 def install(kit: Path, content: str) -> Path:

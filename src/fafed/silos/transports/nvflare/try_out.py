@@ -61,7 +61,8 @@ def local_federation(
         kept = (folder / name).absolute()
         install(
             kits / name,
-            f"folder = {_text(kept)}\n{allow}[data]\nshare = true\n",
+            f"folder = {_text(kept)}\n{allow}[data]\nshare = true\n"
+            f"[secure]\nsilos = {json.dumps(names)}\n",
         )
     local = Local(kits, names)
     try:
