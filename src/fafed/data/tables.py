@@ -111,14 +111,12 @@ class Table:
                     f"table.fill: {name} = {value!r}: it must be a number, and "
                     "only columns of numbers are filled"
                 )
-
-        for name, value in self.scale.items():
-            good = (
-                isinstance(value, list | tuple) and len(value) == 2 and name not in self.categories
-            )
-            if not good or not all(type(n) in (int, float) for n in value) or value[1] <= 0:
+        for name, pair in self.scale.items():
+            good = isinstance(pair, list | tuple) and len(pair) == 2
+            good = good and name not in self.categories
+            if not good or not all(type(n) in (int, float) for n in pair) or pair[1] <= 0:
                 raise ConfigError(
-                    f"table.scale: {name} = {value!r}: it must be [centre, width] with a width "
+                    f"table.scale: {name} = {pair!r}: it must be [centre, width] with a width "
                     "above 0, for a column of numbers"
                 )
 

@@ -139,7 +139,7 @@ def serve(
             on_record(record)
 
     with logged(place.path / "log.txt"):
-        finished = place.exists and place.finished()
+        finished = place.exists and place.finished() and place.round() >= experiment.rounds
         try:
             execute(experiment, place, recorded, prepare, lag=0)  # silos keep only two rounds
         except TooFew as cause:
