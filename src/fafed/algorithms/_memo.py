@@ -25,8 +25,8 @@ class Last(Generic[T]):
 
     def get(self, key: object, compute: Callable[[], T]) -> T:
         """compute(), which depends on the tensors of the key only. Inside vmap, where the key may
-        differ between clients, nothing is remembered."""
-        if wrapped(key):
+        differ between clients, and for tensors without numbers nothing is remembered."""
+        if wrapped(key) or any(leaf.is_meta for leaf in tree.leaves(key)):
             return compute()
         with self.lock:
             if self.result is None or not _same(self.key, key):

@@ -130,6 +130,10 @@ class FedPAC(CompactWire[Shared, Shared, Seen, Message]):
     def join(self, x: Tensor) -> Seen:
         return seen(x, 1.0, compact=self.compact)
 
+    @property
+    def products(self) -> tuple[str, ...]:
+        return ("lr",)
+
     def local(
         self, grad: Grad, down: Shared, local: Seen, batches: Batches
     ) -> tuple[Seen, Message]:

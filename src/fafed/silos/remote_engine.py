@@ -210,7 +210,8 @@ class Silos(Engine):
             return {}  # there is only one silo
         answers = {client: (one.message, one.buffers) for client, one in given.items()}
         key = place.round == 1, place.exchange
-        return self.guard.refused(key, answers, down, self.algorithm.squares)
+        own = self.algorithm
+        return self.guard.refused(key, answers, down, own.squares, own.products)
 
     def _refuse(self, client: int, place: ExchangeId, why: str) -> None:
         silo = self.federation.silos[client]
