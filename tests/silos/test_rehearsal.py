@@ -113,6 +113,12 @@ def test_an_experiment_that_would_fail_fails_here_with_all_details(kit, tmp_path
         told("check", kit, written(tmp_path, model={"name": "mlp", "inputs": 4, "outputs": 3}))
 
 
+def test_a_secure_sum_is_rehearsed_without_masks(kit, tmp_path):
+    shown = told("check", kit, written(tmp_path, privacy={"secure": True}))
+    assert "[privacy] was left out here" in shown
+    assert "this silo would take part" in shown
+
+
 def test_sizes_that_are_left_out_are_shown(kit, tmp_path):
     path = written(tmp_path, model={"name": "softmax"})
     done = CliRunner().invoke(app, ["silos", "check", str(kit), str(path)])

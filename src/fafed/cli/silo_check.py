@@ -76,6 +76,8 @@ def _limits(site: Site) -> Iterator[str]:
 
 
 def _leaving(leaving: list[Leaving], experiment: Experiment) -> Iterator[str]:
+    if experiment.privacy:
+        yield "\n[privacy] was left out here. With it, messages have other sizes."
     yield "\nThis would leave (two rounds were made in this process; nothing was sent):"
     yield f"  {'when':<18}{'what':<10}{'bytes':>12}  content"
     total = 0
