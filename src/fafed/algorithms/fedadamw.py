@@ -20,8 +20,8 @@ the decay with the other sign, which would make weights grow. If eta changes wit
 is the sum of the round's steps.
 
 The update agrees with a summary of the paper by others; the paper's full text was not at hand. In
-the authors' code m and v have one step count, and clients send all of v (`v_wire="full"`). Here both
-follow the summary. Not confirmed: which blocks the paper's own experiments had for each model.
+the authors' code m and v have one step count, and clients send all of v (`v_wire="full"`). Here
+both follow the summary. Not confirmed: which blocks the paper's own experiments had for each model.
 """
 
 from __future__ import annotations

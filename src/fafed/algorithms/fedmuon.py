@@ -28,10 +28,10 @@ say how vectors travel. The scale 0.2 sqrt(max(rows, columns)) is that of later 
 changes within a round, eta q is the sum of the round's steps.
 
 The update of the matrices agrees with a summary of the paper by others; the paper's full text was
-not at hand. The authors' code for FedPAC has FedMuon, too. It calls a package of Muon for the steps,
-with a step size of its own for matrices and (1 - alpha) times the decay. Its vectors make steps of
-Adam, whose moments begin anew in every round and do not travel. Sending the mean v of vectors, as
-here, is fafed's choice.
+not at hand. The authors' code for FedPAC has FedMuon, too. It calls a package of Muon for the
+steps, with a step size of its own for matrices and (1 - alpha) times the decay. Its vectors make
+steps of Adam, whose moments begin anew in every round and do not travel. Sending the mean v of
+vectors, as here, is fafed's choice.
 """
 
 from __future__ import annotations
