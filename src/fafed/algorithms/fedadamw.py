@@ -19,9 +19,9 @@ Departures from the paper: its blocks are parts of a tensor that follow the Hess
 the decay with the other sign, which would make weights grow. If eta changes within a round, eta q
 is the sum of the round's steps.
 
-Checked against a published summary of the paper's update and the authors' code. The code differs
-from the paper: it divides m, too, by 1 - beta1^t, and it averages all of v (`v_wire="full"`). Here
-both follow the paper. Not confirmed: which blocks the paper's own experiments had for each model.
+The update agrees with a summary of the paper by others; the paper's full text was not at hand. In
+the authors' code m and v have one step count, and clients send all of v (`v_wire="full"`). Here
+both follow the summary. Not confirmed: which blocks the paper's own experiments had for each model.
 """
 
 from __future__ import annotations

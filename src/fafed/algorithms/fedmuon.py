@@ -27,11 +27,11 @@ Departures from the paper: the paper writes O(M) with a singular value decomposi
 say how vectors travel. The scale 0.2 sqrt(max(rows, columns)) is that of later work on Muon. If eta
 changes within a round, eta q is the sum of the round's steps.
 
-Checked against a published summary of the paper's update and the authors' code. The update of the
-matrices is the paper's. The code has the usual Muon instead: M <- beta M + (1 - beta) g, a step
-along O((1 - beta) g + beta M) with the factor sqrt(max(1, rows / columns)), a step size of its own
-for matrices, and (1 - alpha) times the decay. Its vectors make steps of AdamW, whose moments begin
-anew in every round and do not travel. Sending the mean v of vectors, as here, is fafed's choice.
+The update of the matrices agrees with a summary of the paper by others; the paper's full text was
+not at hand. The authors' code for FedPAC has FedMuon, too. It calls a package of Muon for the
+steps, with a step size of its own for matrices and (1 - alpha) times the decay. Its vectors make
+steps of Adam, whose moments begin anew in every round and do not travel. Sending the mean v of
+vectors, as here, is fafed's choice.
 """
 
 from __future__ import annotations

@@ -24,12 +24,12 @@ Adam. In the first round L = R = 0, and every basis is the identity.
 D is (x_old - x) / (eta q), so a client can compute it from two consecutive models. `wire="compact"`
 (the default) uses this: it sends one vector less down, and the client keeps one.
 
-Read from the paper's summary of the update and the authors' code. What they leave open, or where
-they differ: only L and R are averaged, as in the code, while M and S begin at 0. The code makes no
-step with the first gradient of a round, since its bases begin with that gradient. Here the bases
-begin with Lbar and Rbar, as the paper's text says, and no step is lost. The code has a basis for
-each dimension of a convolution and re-sorts U and V when it refreshes them. If eta changes within a
-round, eta q is the sum of the round's steps.
+Written from the paper's abstract, a summary of its update by others, and the authors' code. The
+paper's full text was not at hand. What they leave open, or where they differ: only L and R are
+averaged, as in the code, while M and S begin at 0. The code makes no step with the first gradient
+of a round, since its bases begin with that gradient. Here the bases begin with Lbar and Rbar, as
+the abstract says, and no step is lost. The code has a basis for each dimension of a convolution. If
+eta changes within a round, eta q is the sum of the round's steps.
 
 One thing is added. Directions that no gradient has had are equal for L, so their basis would be
 decided by rounding errors. A ramp on the diagonal, tiny against the trace of L, decides instead. So
