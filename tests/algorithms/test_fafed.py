@@ -197,7 +197,7 @@ def test_the_metric_bounds_the_gradient():
 def test_adaptivity_global_and_adagrad_norm_use_one_number():
     p, q = Problem(N), 4
     for name, per_dim in [("global", False), ("global", True), ("adagrad_norm", False)]:
-        run = p.run(FAFED(adaptivity=name, per_dim=per_dim, beta=0.5), q, 1)
+        run = p.run(FAFED(0.01, 0.1, 0.5, adaptivity=name, per_dim=per_dim), q, 1)
         list(run)
         unit = p.d if per_dim else 1
         s = sum(p.g0(i, p.x0) @ p.g0(i, p.x0) for i in range(N)) / N / unit

@@ -60,8 +60,8 @@ def test_both_gradients_of_a_variance_reduced_step_are_sharp():
     log = fafed_transcribed(
         p.x0, sharp(p.g), sharp(p.g0), N, Q, Q * R, lambda t: 0.05, lambda t: 0.1, 0.9, 0.1
     )
-    found, record = xs(p, fafed.FAFED(eta=0.05, rho=0.1))
-    plain = Problem(N).xs(fafed.FAFED(eta=0.05, rho=0.1), Q, R)
+    found, record = xs(p, fafed.FAFED(eta=0.05, alpha=0.1, rho=0.1))
+    plain = Problem(N).xs(fafed.FAFED(eta=0.05, alpha=0.1, rho=0.1), Q, R)
     assert not torch.allclose(found, plain)
     close(found[-1], log["next"][Q * R][0])
     assert record.samples == 2 * N * (2 * Q * R * p.b + p.B)

@@ -94,9 +94,9 @@ class FAFED(Algorithm[Shared, Down, Local, Message]):
     the step nearly eta / rho. When the clients change, the estimate m restarts.
     """
 
-    eta: Rate = hyper(0.01, above(0, schedule=True), "the step size")
+    eta: Rate = hyper(0.003, above(0, schedule=True), "the step size")
     alpha: Rate = hyper(
-        0.1,
+        0.9,
         between(0, 1, schedule=True),
         "the share of new information in m: 1 is plain local SGD, small values remove drift",
     )

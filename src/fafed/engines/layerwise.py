@@ -10,7 +10,7 @@ down the gradients of their kernels, which are small.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,6 @@ from fafed.core import tree
 from fafed.core.batch import Batch
 from fafed.objectives.base import Memory
 from fafed.objectives.module import Model
-from fafed.privacy.clipping import clip_factors
 
 Points = Sequence[tuple[Tensor, float | Tensor]]  # vectors x, with the factors of their gradients
 
@@ -64,8 +63,11 @@ class Layerwise:
         own = self.layers.values()
         return 1 + sum(one.weight.numel() for one in own if isinstance(one, nn.Conv2d))
 
-    def clipped_sum(self, points: Points, batch: Batch, memory: Memory, clip: float) -> Tensor:
-        """The sum of the examples' combined gradients, each clipped to this norm."""
+    def scaled_sum(
+        self, points: Points, batch: Batch, memory: Memory, factors: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """The sum of the examples' combined gradients, each with its factor, which the function
+        gives for its norm."""
         if not self._counting(batch):
             return torch.zeros_like(points[0][0])
         seen = [self._pass(x, factor, batch, memory) for x, factor in points]
@@ -75,10 +77,7 @@ class Layerwise:
             if isinstance(layer, nn.Conv2d)
         }
         norms = self._squared_norms(seen, kernels).sqrt()
-        factors = clip_factors(norms, torch.ones_like(norms, dtype=torch.bool), clip).to(
-            points[0][0].dtype
-        )
-        return self._weighted_sum(seen, kernels, factors)
+        return self._weighted_sum(seen, kernels, factors(norms).to(points[0][0].dtype))
 
     def _squared_norms(self, seen: Sequence[dict[str, Seen]], kernels: dict[str, Tensor]) -> Tensor:
         """Of each example's combined gradient, in float64: gradients at near points cancel."""

@@ -19,7 +19,7 @@ from fafed.engines.layerwise import Layerwise, Points
 from fafed.errors import ConfigError
 from fafed.objectives.base import Evaluation, Memory, Objective
 from fafed.objectives.module import Model
-from fafed.privacy.clipping import CHUNK_BYTES, add_noise, clipped_sum
+from fafed.privacy.clipping import CHUNK_BYTES, add_noise, clip_factors, clipped_sum
 
 log = logging.getLogger("fafed")
 
@@ -125,6 +125,9 @@ class Private(Objective):
 
         return clipped_sum(gradients, real, self.norm, x)
 
+    def _factors(self, norms: Tensor) -> Tensor:
+        return clip_factors(norms, torch.ones_like(norms, dtype=torch.bool), self.norm)
+
     def _by_layers(self, layers: Layerwise, points: Points, batch: Batch, memory: Memory) -> Tensor:
         data, rows, _ = batch.data
         drawn = (rows >= 0).nonzero()[:, 0]
@@ -132,7 +135,7 @@ class Private(Objective):
         size = max(1, CHUNK_BYTES // (layers.numbers * total.element_size()))
         for some in drawn.split(size) if len(drawn) else ():
             part = batch._replace(data=tree.take(data, some))
-            total += layers.clipped_sum(points, part, memory, self.norm)
+            total += layers.scaled_sum(points, part, memory, self._factors)
         return total
 
     def _gradient(

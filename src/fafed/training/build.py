@@ -71,6 +71,8 @@ def build(
     if callable(engine):
         made = engine(bound)
         who = cohort(made.population)
+        if privacy.secure:
+            check_secure(who)
     else:
         assert source is not None, "a back end needs the clients' data"
         who = cohort(len(source.examples))

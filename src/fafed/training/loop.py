@@ -21,7 +21,7 @@ from fafed.core import tree
 from fafed.core.algorithm import AnyAlgorithm, HasX, exchanges_of_round
 from fafed.core.arguments import checked
 from fafed.core.records import History, Record
-from fafed.engines.base import Engine, NobodyAnswered, NotFinite, StateLost
+from fafed.engines.base import Engine, NobodyAnswered, NotFinite, RoundLost, StateLost
 from fafed.errors import ConfigError, FafedError
 from fafed.training.budget import Budget
 from fafed.training.cohort import Cohort
@@ -254,7 +254,7 @@ class Run:
         return _RetryRound(clients)
 
     def _unanswered(self, cause: NobodyAnswered, number: int) -> Exception:
-        if self.algorithm.requires_all_clients:
+        if self.algorithm.requires_all_clients and not isinstance(cause, RoundLost):
             return Absent(
                 f"round {number}: {cause}, and {type(self.algorithm).__name__} needs every client "
                 "in every round" + self._absence_advice()
