@@ -48,6 +48,43 @@ def test_notebook(path, tmp_path):
     assert (tmp_path / "quickstart.safetensors").is_file()
 
 
+def test_four_hospitals_are_the_same_each_time(tmp_path, monkeypatch):
+    """The records are those that the example's page describes, and its rules fit them."""
+    import tomllib
+
+    from fafed.data import Table, from_folder
+
+    folder = FOLDER / "heart-disease"
+    monkeypatch.syspath_prepend(str(folder))
+    from make_data import HOSPITALS, write
+
+    write(tmp_path / "one")
+    write(tmp_path / "two")
+    for path in (tmp_path / "one").iterdir():
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+    rules = Table.from_dict(tomllib.loads((folder / "table.toml").read_text()))
+    own = from_folder(tmp_path / "one", rules)
+    found = {(len(y), int(y.sum())) for _, y in own.clients}
+    assert found == {(patients, sick) for patients, sick, *_ in HOSPITALS.values()}
+
+
+@pytest.mark.slow
+def test_four_hospitals_in_simulation(tmp_path):
+    pytest.importorskip("dp_accounting")
+    path = FOLDER / "heart-disease" / "run.py"
+    done = subprocess.run(
+        [sys.executable, str(path), "--rounds", "1", "--seeds", "1"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("| FAFED |") == 2
+    assert done.stdout.count("epsilon") == 2
+
+
 @pytest.mark.slow
 def test_federated_lora_in_simulation(tmp_path):
     pytest.importorskip("transformers")

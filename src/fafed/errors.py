@@ -18,6 +18,31 @@ class ConfigError(FafedError, ValueError):
 class DataError(FafedError, ValueError):
     """Data is missing, damaged or of the wrong shape."""
 
+    def __init__(self, message: str, *, fault: str = "") -> None:
+        """fault: the kind of the error, a key of FAULTS."""
+        super().__init__(message)
+        if fault and fault not in FAULTS:
+            raise KeyError(fault)
+        self.fault = fault
+
+
+# What can be wrong with a client's data, in words that reveal neither a value nor a path. A silo
+# may tell the server the key. The server prints these words, never a silo's own.
+FAULTS = {
+    "folder": "its data folder is not there",
+    "files": "its data folder holds no file that can be read, or more than one",
+    "unreadable": "its data file is damaged or of another format",
+    "empty": "its data file has no examples",
+    "target": "its data has no numeric target",
+    "arrays": "its data file does not hold numeric inputs and targets",
+    "gaps": "its table has missing values",
+    "columns": "its table does not have the columns that its own file names",
+    "categories": "its table holds a category that its own file does not list",
+    "not finite": "its inputs or targets hold NaN or infinity",
+    "inputs": "its examples have another number of inputs than the model takes",
+    "labels": "it has a label that the model has no output for",
+}
+
 
 def without_passwords(text: str) -> str:
     """Hide the password in an address such as mlflow:https://me:secret@host."""

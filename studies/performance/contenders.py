@@ -64,23 +64,23 @@ def _ours(
 
 _MANY = "one process for each client: too many of them"
 _LARGE = "a round takes minutes, and the plain loop stands for it"
-_PLAIN = dict.fromkeys(LARGE, "compared with a plain loop alone")
-_LONG = {"J5": _LARGE, "J5H": _LARGE, **_PLAIN}
+_FEW = dict.fromkeys(LARGE, "compared with a plain loop, pfl and Flower alone")
+_LONG = {"J5": _LARGE, "J5H": _LARGE}
 _ALL = (
     _ours("ours", "fafed, 2 workers", "fedavg", 2),
     _ours("ours-1", "fafed, 1 worker", "fedavg", 1),
     Contender("plain-1", "plain loop, 1 thread", "plain"),
     Contender("plain-2", "plain loop, 2 threads", "plain", threads=2),
     Contender("pfl-1", "pfl, 1 process", "pfl", "pfl", left_out=_LONG),
-    Contender("pfl-2", "pfl, 2 processes", "pfl", "pfl", processes=2, left_out=_PLAIN),
-    Contender("flower", "Flower, 2 actors", "flower", "flower", left_out={"J5H": _LARGE, **_PLAIN}),
-    Contender("fedlab", "FedLab, 1 process", "fedlab", "fedlab", left_out=_LONG),
+    Contender("pfl-2", "pfl, 2 processes", "pfl", "pfl", processes=2),
+    Contender("flower", "Flower, 2 actors", "flower", "flower", left_out={"J5H": _LARGE}),
+    Contender("fedlab", "FedLab, 1 process", "fedlab", "fedlab", left_out=_LONG | _FEW),
     Contender(
         "flare",
         "NVIDIA FLARE, 2 calls at once",
         "flare",
         "flare",
-        left_out={"J3": _MANY, "J6": _MANY, **_LONG},
+        left_out={"J3": _MANY, "J6": _MANY, **_LONG, **_FEW},
     ),
     _ours("ours-fafed", "fafed, FAFED, 2 workers", "fafed", 2),
     _ours(

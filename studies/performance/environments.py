@@ -12,9 +12,10 @@ ROOT = Path(__file__).parents[2]
 HOME = ROOT / ".bench" / "environments"
 CONSTRAINTS = Path(__file__).parent / "constraints.txt"
 OWN = "fafed"  # the environment that runs the benchmark
+_MODELS = ("transformers", "peft")  # of the large jobs
 REQUIREMENTS = {
-    "pfl": ("pfl[pytorch]==0.6.0", "torch"),
-    "flower": ("flwr[simulation]==1.41.0", "torch"),
+    "pfl": ("pfl[pytorch]==0.6.0", "torch", *_MODELS),
+    "flower": ("flwr[simulation]==1.41.0", "torch", *_MODELS),
     "flare": ("nvflare==2.9.0", "torch"),
     "fedlab": ("fedlab==1.3.0", "torch"),
 }

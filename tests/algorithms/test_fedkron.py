@@ -103,6 +103,7 @@ def test_one_vector_each_way_gives_the_numbers_of_the_full_wire(engine):
     close(compact, full, atol=0 if engine == "loop" else 1e-12)
 
 
+@pytest.mark.slow
 def test_five_hundred_rounds_in_float32():
     """Clients that replay the server's steps stay on its trajectory."""
     data = [(x.float(), y.float()) for x, y in clients()]

@@ -13,7 +13,7 @@ from fafed.cli import app
 from fafed.experiments.config import Experiment
 from fafed.experiments.execute import execute
 from fafed.experiments.rundir import RunDir
-from fafed.silos.limits import Refusal, refuse_privacy
+from fafed.silos.limits import Refusal, refuse_noise
 
 NOISY = {"level": "example", "clip": 1.0, "delta": 1e-3}
 
@@ -52,6 +52,16 @@ def test_the_noise_for_an_epsilon(small):
     assert plan["epsilon"][-1] <= 3.0
 
 
+def test_the_plan_of_clients(small):
+    noisy = {"level": "client", "noise": 2.0, "clip": 1.0, "delta": 1e-3}
+    path = small(privacy=noisy, algorithm={"name": "fedavg", "eta": 0.1})
+    plan = json.loads(shown(path, "--json"))
+    assert plan["clients"] == [plan["epsilon"][-1]]
+    text = shown(path)
+    assert "add or remove one client" in text
+    assert "epsilon after round" not in text
+
+
 def test_an_experiment_without_noise_has_no_plan(small):
     with pytest.raises(ConfigError, match="has no noise"):
         shown(small())
@@ -81,6 +91,6 @@ def test_tables_are_checked_and_belong_to_the_experiment(small):
 
 
 def test_silos_refuse_a_table_that_would_do_nothing(small):
-    refuse_privacy(Experiment.read(small()))
+    refuse_noise(Experiment.read(small(privacy={"secure": True})))
     with pytest.raises(Refusal, match="works in simulation and on ranks, not over silos"):
-        refuse_privacy(Experiment.read(small(privacy={"secure": True})))
+        refuse_noise(Experiment.read(small(privacy=NOISY | {"noise": 1.2})))

@@ -13,10 +13,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import fafed
-from fafed import FAFED, ConfigError, FedAvg, Mime, Privacy
+from fafed import FAFED, STEM, ConfigError, FedAvg, Mime, Privacy
 from fafed.data.sources.examples import examples_of
 from fafed.engines.private import Private
 from fafed.experiments import checkpoint
+from fafed.objectives.function import Function
 from fafed.objectives.module import Model
 from fafed.training.build import build
 
@@ -120,20 +121,113 @@ class OneByOne(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.inner = net()
+        self.inner = net(nn.LayerNorm(8).double())
 
     def forward(self, x):
         return self.inner(x * (1.0 if float(x.sum()) < 1e9 else 0.0))
 
 
 def test_models_that_vmap_cannot_do_are_computed_one_by_one(caplog):
-    run, plain = started(OneByOne()), started(net())
+    run, plain = started(OneByOne()), started(net(nn.LayerNorm(8).double()))
     assert not run.engine.objective.vectorised
     assert plain.engine.objective.vectorised
+    assert plain.engine.objective.layers is None
     assert "computed one by one" in caplog.text
     list(run)
     list(plain)
     close(run.state.shared.x, plain.state.shared.x, atol=1e-10)
+
+
+def convolutions():
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 2, 3)),
+        nn.Conv2d(1, 3, 2, padding=1, stride=1),
+        nn.Tanh(),
+        nn.Conv2d(3, 2, (1, 2), dilation=(1, 2), bias=False),
+        nn.Flatten(),
+        nn.Linear(12, 3),
+    ).double()
+
+
+@pytest.mark.parametrize("module", [net, convolutions])
+@pytest.mark.parametrize("keep", [None, 0.9, torch.tensor(0.4, dtype=torch.float64)])
+def test_sums_layer_by_layer_are_those_of_a_loop_over_examples(module, keep):
+    """One gradient of each example, or the difference of two at near points, which is clipped."""
+    run = started(module())
+    batch, objective = first_batch(run), run.engine.objective
+    assert objective.layers is not None
+    x, memory = objective.x0, objective.start()
+    near = x + 1e-3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).double()
+    points = [(x, 1.0)] if keep is None else [(x, 1.0), (near, -keep)]
+    (inputs, labels), rows, _ = batch.data
+
+    def gradient(point, i):
+        def loss(x):
+            part = batch._replace(data=(inputs[i : i + 1], labels[i : i + 1]))
+            return objective.inner._loss(x, part, memory)[0]
+
+        return torch.func.grad(loss)(point)
+
+    for clip in (0.05, 0.5):
+        due, clipped = torch.zeros_like(x), 0
+        for i in range(int((rows >= 0).sum())):
+            g = sum(factor * gradient(point, i) for point, factor in points)
+            clipped += float(g.norm()) > clip
+            due += g * min(1.0, clip / float(g.norm()))
+        assert clipped or clip == 0.5
+        objective.norm = clip
+        close(objective.combined_sum(points, batch, memory), due, atol=1e-12)
+
+
+def test_layers_that_cannot_be_split_use_vmap():
+    tied = net()
+    tied.append(nn.Linear(3, 3, bias=False).double())
+    tied.append(tied[-1])
+    for module in (net(nn.LayerNorm(8).double()), tied):
+        objective = started(module).engine.objective
+        assert objective.layers is None
+        assert objective.vectorised
+
+
+@pytest.mark.parametrize("algorithm", [FAFED(0.05, alpha=0.2), STEM(0.1, alpha=0.2)])
+def test_a_combined_query_is_fafed_with_one_answer_per_step(algorithm):
+    """By hand: m = clipped difference + noise + (1 - alpha) m, and v collects the squares of m."""
+    run = started(net(), algorithm, rounds=1, sizes=(60,), privacy=private(combine=True))
+    source, objective = run.engine.task.source, run.engine.objective
+    run.round()
+    objective.exchange = 0
+    visit, memory = objective.for_visit(), objective.start()
+    anchor = source.batches(source.draw(("anchor",), 0, 0, 2)).anchor
+    m = visit.evaluate(objective.x0, anchor, memory).gradient
+    v, before = m**2, objective.x0
+    x = before - algorithm.eta * m
+    objective.exchange = 1  # the second exchange of the round
+    visit = objective.for_visit()
+    scale = 1.0 if isinstance(algorithm, STEM) else v.sqrt() + algorithm.rho
+    for batch in source.batches(source.draw(("round",), 0, 0, 2)):
+        points = [(x, 1.0), (before, -0.8)]
+        total = objective.combined_sum(points, batch, memory)
+        noise = visit.difference(x, x, 1.0, batch, memory).gradient  # the difference is zero
+        m = total / 10 + noise + 0.8 * m
+        v = 0.9 * v + 0.1 * m**2
+        before, x = x, x - algorithm.eta * m / scale
+    if isinstance(algorithm, FAFED):
+        x = before - algorithm.eta * m / (v.sqrt() + algorithm.rho)
+        close(run.state.shared.v, v, atol=1e-12)
+    close(run.state.shared.m, m, atol=1e-12)
+    close(run.state.shared.x, x, atol=1e-12)
+
+
+def test_a_combined_query_costs_what_one_gradient_costs():
+    plain, combined = (
+        started(net(), FAFED(0.1), privacy=private(combine=c)) for c in (False, True)
+    )
+    later = combined.budget.accountant.costs.later
+    assert later == started(net()).budget.accountant.costs.later
+    assert plain.budget.accountant.epsilon(3) > 1.2 * combined.budget.accountant.epsilon(3)
+    records = list(combined)
+    assert records[-1].gradients == 3 * (1 + 2 * 2 * 3) + 3  # anchors are twice as large
 
 
 def test_masks_of_dropout_belong_to_the_example():
@@ -230,10 +324,17 @@ def test_functions_without_a_module():
         (lambda: started(net(), privacy=private(delta=0.1)), "delta = 0.1 promises nothing"),
         (lambda: private(delta=None), "needs privacy.delta: a probability well below"),
         (lambda: private(noise=None), "needs privacy.noise: how much noise"),
+        (lambda: private(combine=1), "privacy.combine must be true or false, got 1"),
+        (lambda: Privacy(combine=True), "privacy.combine = True does nothing without"),
+        (lambda: started(net(), privacy=private(combine=True)), "does nothing for FedAvg"),
+        (
+            lambda: started(net(), FAFED(0.1), model={"clip": 1.0}, privacy=private(combine=True)),
+            "leave out clip and sam",
+        ),
         (lambda: private(noise=0), "privacy.noise must be > 0, got 0.0"),
         (lambda: private(delta=2), r"privacy.delta must be in \(0, 1\), got 2.0"),
         (lambda: Privacy(noise=1.0), "privacy.noise = 1.0 does nothing without privacy.level"),
-        (lambda: Privacy(level="silo"), "privacy.level must be 'example', got 'silo'"),
+        (lambda: Privacy(level="silo"), "privacy.level must be 'example' or 'client', got 'silo'"),
         (lambda: Privacy(secure="yes"), "privacy.secure must be true or false"),
         (lambda: Privacy.from_dict({"sigma": 1}), "privacy.sigma: no such setting"),
     ],
@@ -265,3 +366,31 @@ def test_train_with_little_noise_learns():
     )
     assert result.history[-1].test["accuracy"] > 0.55
     assert math.isfinite(result.history[-1].diagnostics["epsilon"])
+
+
+def test_the_noise_of_steps_leaves_and_clients_is_independent():
+    """An objective without a slope shows the noise alone."""
+    d, sigma = 10_000, 1.7
+    objective = Function(lambda x, data: 0 * x.sum(), torch.zeros(2 * d), shapes=[(d,), (d,)])
+    run = build(
+        FedAvg(1.0),
+        objective,
+        examples_of([data(40, s) for s in range(2)], batch_size=10),
+        rounds=1,
+        local_steps=1,
+        privacy=private(noise=sigma, clip=2.0),
+    )
+    source, own = run.engine.task.source, run.engine.objective
+    seen = []
+    for client in range(2):
+        for batch in source.batches(source.draw(("round",), client, 0, 2)):
+            visit = own.for_visit()
+            for _ in range(2):  # gradients on the same batch
+                g = visit.evaluate(own.x0, batch, own.start()).gradient
+                seen += (10 * g.double()).split(d)
+    noise = torch.stack(seen) / (sigma * 2.0)
+    assert noise.shape == (2 * 2 * 2 * 2, d)
+    assert noise.mean(1).abs().max() < 5 / math.sqrt(d)
+    assert (noise.var(1) - 1).abs().max() < 5 * math.sqrt(2 / d)
+    others = torch.corrcoef(noise) - torch.eye(len(noise), dtype=torch.float64)
+    assert others.abs().max() < 5 / math.sqrt(d)

@@ -162,6 +162,20 @@ def test_there_are_presets_for_the_papers_settings():
     assert images | {"wikitext-2"} <= set(presets())
 
 
+def test_there_are_presets_with_partial_participation():
+    for name, clients, share in [
+        ("cifar-100-dirichlet", 100, 0.1),
+        ("cifar-10-dirichlet-0.6", 100, 0.1),
+        ("cifar-10-dirichlet-0.1", 100, 0.1),
+        ("cifar-10-silos", 10, 1.0),
+    ]:
+        e = Experiment.read(name)
+        assert (e.data.clients, e.participation) == (clients, share)
+        for algorithm in ("fedavg", *e.settings):
+            found = e.with_algorithm(algorithm).algorithm_object(1)
+            assert share == 1.0 or not found.requires_all_clients
+
+
 def test_the_language_model_preset_is_the_papers():
     e = Experiment.read("wikitext-2")
     assert (e.data.clients, e.batch_size, e.local_steps, e.data.bptt, e.clip) == (

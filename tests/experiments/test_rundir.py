@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -57,17 +56,45 @@ def test_a_run_leaves_all_there_is_to_know(data, tmp_path):
 
 
 EVERY_ALGORITHM = """
-import sys
+import os, random, signal, sys, time
 from pathlib import Path
 from fafed.experiments.config import Experiment
 from fafed.experiments.execute import execute
-from fafed.experiments.rundir import RunDir
-base, root = Experiment.read(sys.argv[1]), Path(sys.argv[2])
-for name in sys.argv[3].split(","):
-    e = base.with_algorithm(name)
-    place = RunDir.for_experiment(e, root)
-    if not place.finished():
-        execute(e, place)
+from fafed.experiments.rundir import RunDir, all_runs
+
+base, calm, killed = Experiment.read(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+
+def start(root):
+    # Forked before anything is computed, so that torch is imported once.
+    if child := os.fork():
+        return child
+    for name in sys.argv[4].split(","):
+        e = base.with_algorithm(name)
+        place = RunDir.for_experiment(e, root)
+        if not place.finished():
+            execute(e, place)
+    os._exit(0)
+
+def rounds():
+    return sum(place.round() for place in all_runs(killed))
+
+def ended(child):
+    done, status = os.waitpid(child, os.WNOHANG)
+    assert status == 0
+    return done == child
+
+assert os.waitpid(start(calm), 0)[1] == 0
+rng, kills, done = random.Random(0), 0, False
+while not done:
+    before, child = rounds(), start(killed)
+    while not (done := ended(child)) and rounds() == before:
+        time.sleep(0.02)
+    time.sleep(rng.uniform(0.0, 0.6))
+    if not done and not (done := ended(child)):
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        kills += 1
+print(kills)
 """
 
 
@@ -87,27 +114,11 @@ def same_runs(one, two):
 def test_every_algorithm_killed_at_random_moments_goes_on_bit_for_bit(data, tmp_path):
     """ID-29, with SIGKILL."""
     toml = write_experiment(tmp_path / "small.toml", data, rounds=20)
-    command = [sys.executable, "-c", EVERY_ALGORITHM, str(toml)]
-    names = ",".join(FEDERATED)
-    subprocess.run([*command, str(tmp_path / "calm"), names], check=True)
-    rng, kills, killed = random.Random(0), 0, tmp_path / "killed"
-    while True:
-        process = subprocess.Popen([*command, str(killed), names])
-        before = sum(p.round() for p in all_runs(killed))
-        wait_for(
-            lambda n=before, p=process: (
-                p.poll() is not None or sum(place.round() for place in all_runs(killed)) > n
-            )
-        )
-        try:
-            assert process.wait(timeout=rng.uniform(0.0, 1.2)) == 0
-            break
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            kills += 1
-    assert kills >= 2
-    same_runs(tmp_path / "calm", killed)
+    calm, killed = tmp_path / "calm", tmp_path / "killed"
+    words = [sys.executable, "-c", EVERY_ALGORITHM, toml, calm, killed, ",".join(FEDERATED)]
+    done = subprocess.run([*map(str, words)], stdout=subprocess.PIPE, text=True, check=True)
+    assert int(done.stdout) >= 2
+    same_runs(calm, killed)
 
 
 @pytest.mark.slow

@@ -93,6 +93,7 @@ def same(calm, place):
         assert (leaf - theirs[name]).norm() <= 1e-6 * leaf.norm(), name
 
 
+@pytest.mark.slow
 def test_killed_ranks_and_another_number_of_them_go_on_with_the_same_trajectory(
     data, tmp_path, torchrun
 ):

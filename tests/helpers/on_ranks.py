@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -105,12 +104,12 @@ def plain(record):
     return {**known, "seconds": 0.0}
 
 
-def laws(ranks, folder, cases=cases):
+def laws(ranks, folder):
     distributed.PARCEL = 60  # bytes: a client or two
     adds, add = [], ranks.add
     ranks.add = lambda buffer: adds.append(1) or add(buffer)
     found = {}
-    for label, algorithm, problem, options in cases(ranks.size):
+    for label, algorithm, problem, options in (*cases(ranks.size), *secure_cases(ranks.size)):
         del adds[:]
         run = problem.run(algorithm, STEPS, ROUNDS, ranks=ranks, workers=1, **options)
         xs, records = [], []
@@ -203,8 +202,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     try:
         with joined(2.0 if case == "silence" else 60.0) as here:
-            secure = partial(laws, cases=secure_cases)
-            what = {"laws": laws, "secure": secure, "errors": errors, "silence": silence}[case]
+            what = {"laws": laws, "errors": errors, "silence": silence}[case]
             keep(what(here, place), here, place)
     except DataError:
         sys.exit(3)

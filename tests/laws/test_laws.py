@@ -48,6 +48,7 @@ TABLE = {
     "fedadamw": Cost(1 + Fraction(2, 7), 1 + Fraction(2, 7), 1, 1),  # v of two tensors
     "fedlada": Cost(2, 2, 1, 1),
     "fedmuon": Cost(2, 2, 1, 1),
+    "fedpac": Cost(Fraction(20, 7), Fraction(20, 7), 1, 1),  # L has 2 x 2 numbers, R 3 x 3
     "fedadam": Cost(1, 1, 1),
     "fedyogi": Cost(1, 1, 1),
     "fedadagrad": Cost(1, 1, 1),
@@ -70,12 +71,15 @@ TABLE = {
     "superadam": Cost(1, 1, 2, 3),
 }
 
+# FedPAC divides numbers that are 0 but for rounding, in a basis of its own, by eps
+SETTINGS = {"fedpac": {"eps": 1e-4}}
+
 every = pytest.mark.parametrize("name", ALGORITHMS)
 
 
 def make(name, **more):
     fields = {f.name for f in dataclasses.fields(ALGORITHMS[name])}
-    common = {"eta": 0.05, "rho": 0.1} | more
+    common = {"eta": 0.05, "rho": 0.1} | SETTINGS.get(name, {}) | more
     return ALGORITHMS[name](**{k: v for k, v in common.items() if k in fields})
 
 

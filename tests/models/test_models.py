@@ -13,6 +13,7 @@ SHAPES = {
     "mnist-cnn": (1, 28, 28),
     "fashion-cnn": (1, 28, 28),
     "cifar-cnn": (3, 32, 32),
+    "resnet-gn": (3, 32, 32),
     "mlp": (1, 28, 28),
     "softmax": (1, 28, 28),
 }
@@ -79,6 +80,10 @@ def test_own_model():
         ("mlp", {"hidden": 200}, r"MLP.hidden must be a list of widths, got 200"),
         ("softmax", {"inputs": 2.5}, "SoftmaxRegression.inputs"),
         ("lstm", {"layers": 0}, "LSTMLanguageModel.layers"),
+        ("char-lstm", {"hidden": 0}, "CharLSTM.hidden"),
+        ("resnet-gn", {"blocks": 3}, "ResNetGN.blocks must be a list of numbers, got 3"),
+        ("resnet-gn", {"blocks": [1, 0]}, "ResNetGN.blocks must be a positive integer, got 0"),
+        ("resnet-gn", {"width": 15}, "ResNetGN.width must be a multiple of groups = 2, got 15"),
         ("lstm", {"dropout": 1.0}, "LSTMLanguageModel.dropout"),
         ("no_such_module:Net", {}, "cannot be imported"),
         (f"{__name__}:Ow", {}, "did you mean 'Own'"),

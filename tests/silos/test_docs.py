@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
 import torch
 from silo_tools import final
-from small import write_data, write_experiment
+from typer.testing import CliRunner
 
 import fafed
+from fafed.cli import app
 from fafed.experiments.config import Experiment
 from fafed.experiments.execute import execute
 from fafed.experiments.rundir import RunDir
+from fafed.report.watch import serving
 
 pytest.importorskip("nvflare", reason="needs NVIDIA FLARE: pip install 'fafed[nvflare]'")
 
@@ -25,15 +30,75 @@ from nvflare.fuel.flare_api.flare_api import new_secure_session
 
 from fafed.silos.transports.nvflare.local_federation import Member, free_port
 
-GUIDE = Path(__file__).parents[2] / "docs" / "silos.md"
-SILOS = ("north", "south", "west")
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs" / "silos.md"
+RECORDS = ROOT / "examples" / "heart-disease" / "make_data.py"
+HOSPITALS = {"north": "cleveland", "south": "hungary", "west": "switzerland"}
+ADMIN = "admin@fafed.org"
 
 
-def commands() -> list[str]:
-    """What the guide tells to type."""
-    blocks = GUIDE.read_text("utf-8").split("```")[1::2]
-    plain = [block for block in blocks if block.startswith("\n")]
-    return [line.split("  #")[0].strip() for block in plain for line in block.splitlines()]
+def section(title: str) -> list[tuple[str, str]]:
+    """The blocks of a section or step: language and text."""
+    text = re.split(r"\n##+ (?:\d\. )?", GUIDE.read_text("utf-8"))
+    own = next(part for part in text if part.startswith(title))  # Flower's part comes later
+    parts = own.split("```")[1::2]
+    return [(part.partition("\n")[0], part.partition("\n")[2]) for part in parts]
+
+
+def commands(title: str) -> list[str]:
+    """The lines to type. One that ends with a backslash goes on."""
+    blocks = [text.replace("\\\n", " ") for language, text in section(title) if not language]
+    return [line.split("  #")[0].strip() for text in blocks for line in text.splitlines()]
+
+
+def files(title: str) -> dict[str, str]:
+    """The files that are printed whole: their first line names them."""
+    blocks = [text for language, text in section(title) if language == "toml"]
+    return {m[1]: text for text in blocks if (m := re.match(r"# (\S+\.toml):", text))}
+
+
+class Machine:
+    """A folder in which somebody types what the guide says."""
+
+    def __init__(self, folder: Path, **here: str) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder, self.here = folder, here
+
+    def type(self, line: str, at: str = "") -> str:
+        for old, new in self.here.items():
+            line = line.replace(old, new)
+        folder = self.folder / at
+        if line.startswith("fafed "):
+            return self._fafed(line, folder)
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        told = folder / "told.txt"  # not a pipe: what stays in the background would hold it
+        with told.open("w") as out:
+            code = subprocess.run(
+                line,
+                shell=True,
+                cwd=folder,
+                env=os.environ | {"PATH": path},
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                timeout=120,
+                check=False,
+            ).returncode
+        assert code == 0, f"{line}\n{told.read_text()}"
+        return told.read_text()
+
+    def _fafed(self, line: str, folder: Path) -> str:
+        """In this process: most of the time of a new one would be its imports."""
+        arguments, _, target = line.partition(" > ")
+        before = Path.cwd()
+        os.chdir(folder)
+        try:
+            done = CliRunner().invoke(app, shlex.split(arguments)[1:])
+            assert done.exit_code == 0, f"{line}\n{done.output}\n{done.exception}"
+            if target:
+                Path(target).write_text(done.output, "utf-8")
+        finally:
+            os.chdir(before)
+        return done.output
 
 
 def hostile(kit: Path, job: Path) -> None:
@@ -41,10 +106,10 @@ def hostile(kit: Path, job: Path) -> None:
     session = new_secure_session(kit.name, str(kit))
     try:
         number = session.submit_job(str(job))
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while not (told := session.get_job_meta(number)).get("job_deploy_detail"):
             assert time.monotonic() < end
-            time.sleep(0.5)
+            time.sleep(0.2)
         refused = [x for x in told["job_deploy_detail"] if "BYOC not permitted" in x]
         assert len(refused) == 3
         for question in (
@@ -62,77 +127,105 @@ def hostile(kit: Path, job: Path) -> None:
         session.close()
 
 
-@pytest.mark.waits
+def make_records(folder: Path) -> None:
+    subprocess.run([sys.executable, str(RECORDS), str(folder)], check=True, timeout=60)
+
+
+def test_the_guide_prints_the_rules_of_the_example():
+    (title,) = [t for t in files("The coordinator writes") if t == "table.toml"]
+    printed = files("The coordinator writes")[title]
+    assert printed == (RECORDS.parent / "table.toml").read_text("utf-8")
+
+
+@pytest.mark.slow
 def test_three_institutions(tmp_path):
-    kits = tmp_path / "fafed" / "prod_00"
-    write_data(tmp_path / "hospitals", 3, examples=200)
-    settings = {"name": "hospitals", "rounds": 2, "engine": "loop"}
-    settings |= {"batch_size": 32, "opening_batch_size": 64}  # what a silo takes by default
-    write_experiment(tmp_path / "hospitals.toml", tmp_path / "hospitals", **settings)
-    found = Experiment.read(tmp_path / "hospitals.toml")
-    execute(found, RunDir(tmp_path / "simulated"))
-    for i, name in enumerate(SILOS):
-        (tmp_path / name).mkdir()
-        shutil.move(tmp_path / "hospitals" / f"client-{i}.npz", tmp_path / name / "records.npz")
-    shutil.move(tmp_path / "hospitals" / "test.npz", tmp_path / "test.npz")
-    here = {"fl.example.org": "localhost", "/srv/records": str(tmp_path / "north")}
-    typed = [line for line in commands() if line.startswith(("fafed", "nvflare", "./startup"))]
-    todo = {" ".join(line.split()[:3]): line for line in typed}
+    made, shared = tmp_path / "made", files("The coordinator writes")
+    make_records(made)
+    here = {"fl.example.org": "localhost", "--silos": f"--port {free_port()} --silos"}
+    coordinator = Machine(tmp_path / "coordinator", **here)
+    for line in commands("The coordinator makes"):
+        coordinator.type(line)
+    del coordinator.here["--silos"]
+    server = Machine(tmp_path / "server", **here)
+    machines = {}
+    for name, hospital in HOSPITALS.items():
+        records = tmp_path / name / "records"
+        records.mkdir(parents=True)
+        shutil.move(made / f"{hospital}.csv", records / "records.csv")
+        machines[name] = Machine(tmp_path / name, **{"/srv/records": str(records), "north": name})
+    kits = coordinator.folder / "fafed" / "prod_00"
+    for name, machine in {"localhost": server, **machines}.items():
+        shutil.copytree(kits / name, machine.folder / name)
+        for file, text in shared.items():
+            (machine.folder / file).write_text(text, "utf-8")
+    for file, text in shared.items():
+        (coordinator.folder / file).write_text(text, "utf-8")
+    shutil.copy(made / "test.csv", server.folder / "test.csv")
+    shutil.copytree(kits / ADMIN, coordinator.folder / ADMIN)
 
-    def do(start: str, folder: Path = tmp_path, **changes: str) -> str:
-        line = todo[start]
-        for old, new in (here | changes).items():
-            line = line.replace(old, new)
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        told = folder / "told.txt"  # not a pipe: what stays in the background would hold it
-        with told.open("w") as out:
-            code = subprocess.run(
-                line,
-                shell=True,
-                cwd=folder,
-                env=os.environ | {"PATH": path},
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                timeout=120,
-                check=False,
-            ).returncode
-        assert code == 0, f"{line}\n{told.read_text()}"
-        return told.read_text()
+    for name, machine in machines.items():
+        first, *more = commands("Each institution says")
+        machine.type(first)
+        (added,) = [text for _, text in section("Each institution says") if "# added to" in text]
+        with (machine.folder / name / "local" / "fafed.toml").open("a") as file:
+            file.write(added)
+        for line in more:
+            assert "this silo would take part" in machine.type(line)
+    for line in commands("The server says"):
+        server.type(line)
 
-    do("fafed silos project", **{"--silos": f"--port {free_port()} --silos"})
-    do("nvflare provision -p")
-    for name in SILOS:
-        do("fafed silos site", kits, north=name, **{str(tmp_path / "north"): str(tmp_path / name)})
-    do("fafed silos server", kits, **{"test.npz": str(tmp_path / "test.npz")})
-    members = [Member(kits / name) for name in ("localhost", *SILOS)]
+    found = Experiment.from_dict(tomllib.loads(shared["hospitals.toml"]) | {"name": "hospitals"})
+    members = [Member(m.folder / n) for n, m in {"localhost": server, **machines}.items()]
+    run, watch, report, export, submit = commands("Run\n")
     try:
         for member in members:
-            do("./startup/start.sh", member.kit)
-        shutil.copytree(kits / "admin@fafed.org", tmp_path / "admin@fafed.org")
-        shown = do("fafed silos run")
-        assert "finished" in shown
-        place = RunDir.for_experiment(found, kits / "runs")
-        torch.testing.assert_close(
-            final(place), final(RunDir(tmp_path / "simulated")), rtol=1e-6, atol=1e-7
-        )
-        assert place.records()[-1].test["accuracy"] > 0
-        wanted = fafed.load(place.path).state_dict()
-        for name in SILOS:
-            (own,) = (kits / name / "fafed" / "runs").iterdir()
-            got = fafed.load(own).state_dict()
-            assert all(torch.equal(wanted[key], leaf) for key, leaf in got.items())
-        do("fafed export nvflare")
-        assert not list((tmp_path / "jobs").rglob("*.py"))  # no code travels
-        do("nvflare job submit")
-        (tmp_path / "jobs/hospitals/app/custom").mkdir()
-        (tmp_path / "jobs/hospitals/app/custom/evil.py").write_text("raise SystemExit")
-        hostile(tmp_path / "admin@fafed.org", tmp_path / "jobs/hospitals")
-        do("nvflare system disable-client")
+            for line in commands("Start\n"):
+                Machine(member.kit).type(line)
+        with serving([server.folder / "runs"]):
+            assert "finished" in coordinator.type(run)
+        check_run(found, tmp_path, server, machines)
+        server.type(report)
+        assert (server.folder / "report").exists()
+        coordinator.type(export)
+        assert not list((coordinator.folder / "jobs").rglob("*.py"))  # no code travels
+        coordinator.type(submit)
+        custom = coordinator.folder / "jobs" / "hospitals" / "app" / "custom"
+        custom.mkdir()
+        (custom / "evil.py").write_text("raise SystemExit")
+        hostile(coordinator.folder / ADMIN, coordinator.folder / "jobs" / "hospitals")
+        (removal,) = [line for line in commands("Care") if "disable-client" in line]
+        coordinator.type(removal)
     finally:
         for member in members:
             (member.kit / "shutdown.fl").touch()  # what stop_fl.sh does
         for member in members:
             for process in member._all():
                 process.kill()
-    leaving = (kits / "runs").rglob("audit.jsonl")
-    assert not any(str(tmp_path / name) in p.read_text() for p in leaving for name in SILOS)
+    assert watch == "fafed watch runs"
+    leaving = (server.folder / "runs").rglob("audit.jsonl")
+    assert not any(str(tmp_path / name) in p.read_text() for p in leaving for name in HOSPITALS)
+
+
+def check_run(found: Experiment, tmp_path: Path, server: Machine, machines) -> None:
+    """The model is that of a simulation, everybody has it, and silos have evaluated it."""
+    place = RunDir.for_experiment(found, server.folder / "runs")
+    together = tmp_path / "together"
+    together.mkdir()
+    for name in HOSPITALS:
+        shutil.copy(tmp_path / name / "records" / "records.csv", together / f"{name}.csv")
+    rules = tomllib.loads((server.folder / "table.toml").read_text())
+    data = {"folder": str(together), "table": rules, "client_test": 0.2}
+    simulated = RunDir(tmp_path / "simulated")
+    execute(found.changed(data=data, engine="loop", eval_every=found.rounds), simulated)
+    torch.testing.assert_close(final(place), final(simulated), rtol=1e-5, atol=1e-6)
+    last, there = place.records()[-1], simulated.records()[-1]
+    assert last.test["accuracy"] > 0.75
+    assert last.clients_test["accuracy"]["clients"] == len(HOSPITALS)
+    assert last.clients_test["loss"]["mean"] == pytest.approx(
+        there.clients_test["loss"]["mean"], rel=1e-4
+    )
+    wanted = fafed.load(place.path).state_dict()
+    for name, machine in machines.items():
+        (own,) = (machine.folder / name / "fafed" / "runs").iterdir()
+        got = fafed.load(own).state_dict()
+        assert all(torch.equal(wanted[key], leaf) for key, leaf in got.items())

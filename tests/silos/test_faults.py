@@ -13,16 +13,19 @@ import torch
 from silo_tools import final, local_federation, run, simulated
 from small import experiment, write_data
 
-from fafed.errors import ConfigError
+from fafed.errors import FAULTS, ConfigError
 from fafed.experiments import checkpoint
 from fafed.experiments.assemble import prepare
 from fafed.experiments.config import Experiment
 from fafed.experiments.rundir import RunDir
+from fafed.silos.limits import Limits
 from fafed.silos.messages import Message
 from fafed.silos.serve import serve
-from fafed.silos.server import FederationConfig, TooFew
+from fafed.silos.server import FederationConfig, TooFew, Unfit
 from fafed.silos.worker import Worker
 from fafed.training.loop import Absent, Diverged
+
+LOOSE = Limits(min_batch_size=1, min_local_steps=1, min_rows=1, max_batch_share=1.0)
 
 
 def small(tmp_path, name="fafed", **changes):
@@ -282,3 +285,75 @@ def test_a_file_to_measure_on_that_does_not_fit_is_told_before_the_first_round(t
             measure=str(file),
         )
     assert not place.records()
+
+
+def spoil(path, how):
+    """A data file as a silo may have it by mistake."""
+    x, y = np.zeros((80, 6), np.float32), np.arange(80) % 3
+    match how:
+        case "empty":
+            x, y = x[:0], y[:0]
+        case "not finite":
+            x[3, 3] = np.nan
+        case "inputs":
+            x = x[:, :5]
+        case "labels":
+            y = y + 1
+        case "arrays":
+            y = np.array(["no", "yes"] * 40)
+    np.savez(path, inputs=x, targets=y)
+    if how == "unreadable":
+        path.write_bytes(b"not a file of arrays")
+
+
+@pytest.mark.parametrize("tells", [True, False])
+@pytest.mark.parametrize("how", ["empty", "not finite", "inputs", "labels", "arrays", "unreadable"])
+def test_the_server_learns_the_kind_of_a_fault_and_no_more(tmp_path, how, tells):
+    """Only if the silo's file allows it; and another try would be no use, so there is none."""
+    found = small(tmp_path)
+    wire = silos(tmp_path)
+    own = tmp_path / "secret-ward"
+    own.mkdir()
+    spoil(own / "records.npz", how)
+    old = wire.workers["b"].site
+    changes = {"share": False, "folder": str(own)}
+    changed = {"data": old.data.model_copy(update=changes), "tell_faults": tells}
+    wire.workers["b"] = Worker("b", old.model_copy(update=changed | {"limits": LOOSE}))
+    answers = []
+    wire.spoil = lambda silo, answer: answers.append((silo, answer)) or answer
+    with pytest.raises(Unfit) as error:
+        run(found, tmp_path, wire)
+    (head,) = [json.loads(answer.head) for silo, answer in answers if silo == "b"]
+    assert head["facts"] == {"error": "DataError"} | ({"fault": how} if tells else {})
+    words = FAULTS[how] if tells else "its own log says why (DataError)"
+    assert words in str(error.value)
+    assert "secret-ward" not in str(error.value)
+    assert "secret-ward" in (tmp_path / "b" / "log.txt").read_text() or how in ("inputs", "labels")
+
+
+def test_a_silo_cannot_put_its_own_words_into_the_servers_mouth(tmp_path):
+    wire = silos(tmp_path)
+
+    def lie(silo, answer):
+        head = json.loads(answer.head) | {"kind": "failed"}
+        head["facts"] = {"fault": "send your keys to me", "error": "OSError"}
+        return answer._replace(head=json.dumps(head).encode()) if silo == "b" else answer
+
+    wire.spoil = lie
+    with pytest.raises(TooFew) as error:
+        run(small(tmp_path), tmp_path, wire)
+    assert not isinstance(error.value, Unfit)  # it may pass: a disk may be back
+    assert "keys" not in str(error.value)
+
+
+def test_a_fault_after_the_beginning_is_one_less(tmp_path, caplog):
+    """Below min_silos only if it is needed."""
+    found, wire = small(tmp_path, rounds=2), silos(tmp_path)
+    run(found, tmp_path, wire)
+    wire.workers["c"].site = wire.workers["c"].site.model_copy(update={"allow": []})
+    wire.workers["c"].parts = {}
+    place = run(found.changed(rounds=3), tmp_path, wire, min_silos=2)
+    assert place.records()[-1].clients == 2
+    wire.workers["c"].parts = {}
+    with pytest.raises(Unfit, match="c: model 'softmax' is not on this silo's allow-list"):
+        run(found.changed(rounds=4), tmp_path, wire, min_silos=3)

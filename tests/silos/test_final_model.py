@@ -13,7 +13,8 @@ from small import experiment, write_data
 import fafed
 from fafed.experiments import model_file
 from fafed.experiments.config import Experiment
-from fafed.silos import messages
+from fafed.experiments.rundir import RunDir
+from fafed.silos import final_model, messages
 from fafed.silos.messages import ExchangeId
 from fafed.silos.worker import Worker
 
@@ -184,3 +185,31 @@ def test_rounds_that_are_added_bring_a_newer_model(tmp_path):
         own = folder(tmp_path, name)
         assert model_file.read(own / "model.safetensors").facts["round"] == 3
         fafed.load(own)
+
+
+def test_a_server_that_dies_at_the_end_hands_it_out_later(tmp_path, monkeypatch):
+    """Between its last checkpoint and the model: `fafed silos run` again brings it."""
+    found, wire = small(tmp_path), federation(tmp_path)
+
+    def die(*args):
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(final_model, "hand_out", die)
+        with pytest.raises(SystemExit):
+            run(found, tmp_path, wire)
+    place = RunDir(tmp_path / "run")
+    assert place.finished()
+    assert final_model.owed(place, NAMES)
+    wire.absent = {"c"}
+    run(found, tmp_path, wire)
+    assert (folder(tmp_path, "a") / "model.safetensors").exists()
+    assert final_model.owed(place, NAMES)  # one was absent
+    wire.absent = set()
+    records = place.records()
+    run(found, tmp_path, wire)
+    assert not final_model.owed(place, NAMES)
+    assert (folder(tmp_path, "c") / "model.safetensors").exists()
+    assert place.records() == records
+    wire.absent = set(NAMES)
+    run(found, tmp_path, wire)  # finished all the same

@@ -18,6 +18,7 @@ from fafed.algorithms.fedkron import FedKron
 from fafed.algorithms.fedlada import FedLADA
 from fafed.algorithms.fedmuon import FedMuon
 from fafed.algorithms.fedopt import FedAdagrad, FedAdam, FedAMS, FedYogi
+from fafed.algorithms.fedpac import FedPAC
 from fafed.algorithms.fedpd import FedPD
 from fafed.algorithms.fedprox import FedProx
 from fafed.algorithms.mime import Mime, MimeAdam, MimeLite
@@ -46,6 +47,7 @@ ALGORITHMS: dict[str, type[AnyAlgorithm]] = {
     "fedadamw": FedAdamW,
     "fedlada": FedLADA,
     "fedmuon": FedMuon,
+    "fedpac": FedPAC,
     "fedadam": FedAdam,
     "fedyogi": FedYogi,
     "fedadagrad": FedAdagrad,
@@ -111,6 +113,7 @@ __all__ = [
     "FedKron",
     "FedLADA",
     "FedMuon",
+    "FedPAC",
     "FedPD",
     "FedProx",
     "FedYogi",

@@ -18,6 +18,10 @@ Departures from the paper: its blocks are parts of a tensor that follow the Hess
 (heads, output neurons). Here a block is a parameter tensor, so any model will do. The paper prints
 the decay with the other sign, which would make weights grow. If eta changes within a round, eta q
 is the sum of the round's steps.
+
+The update agrees with a summary of the paper by others; the paper's full text was not at hand. In
+the authors' code m and v have one step count, and clients send all of v (`v_wire="full"`). Here
+both follow the summary. Not confirmed: which blocks the paper's own experiments had for each model.
 """
 
 from __future__ import annotations

@@ -14,6 +14,10 @@ D is (x_old - x) / (eta_g eta q), so a client can compute it from two consecutiv
 `wire="compact"` (the default) uses this: it sends one vector less down, and the client keeps one.
 
 Departure from the paper: if eta changes within a round, eta q is the sum of the round's steps.
+
+The local steps agree with the description in one implementation by others. Another one, a baseline
+in the code of FedAdamW, has no maximum and averages v. The paper's full text and its authors' code
+were not at hand. Not confirmed: that vhat, not v, is averaged, the server's step, and the defaults.
 """
 
 from __future__ import annotations

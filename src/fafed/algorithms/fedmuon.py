@@ -26,6 +26,12 @@ or without it. The shared momentum helps: with beta = 0.9 they end less than 0.1
 Departures from the paper: the paper writes O(M) with a singular value decomposition and does not
 say how vectors travel. The scale 0.2 sqrt(max(rows, columns)) is that of later work on Muon. If eta
 changes within a round, eta q is the sum of the round's steps.
+
+The update of the matrices agrees with a summary of the paper by others; the paper's full text was
+not at hand. The authors' code for FedPAC has FedMuon, too. It calls a package of Muon for the
+steps, with a step size of its own for matrices and (1 - alpha) times the decay. Its vectors make
+steps of Adam, whose moments begin anew in every round and do not travel. Sending the mean v of
+vectors, as here, is fafed's choice.
 """
 
 from __future__ import annotations

@@ -64,5 +64,7 @@ def presets(
         content = tomllib.loads(text)
         what = text.splitlines()[0].removeprefix("# ")
         numbers = (content[k] for k in ("batch_size", "local_steps", "rounds"))
-        table.add_row(preset, what, str(content["data"]["clients"]), *map(str, numbers))
+        table.add_row(
+            preset, what, str(content["data"].get("clients", "users")), *map(str, numbers)
+        )
     Console().print(table)

@@ -20,7 +20,7 @@ def privacy(
 ) -> None:
     """Show epsilon after each tenth of the rounds, or the noise for a wanted epsilon.
 
-    The experiment needs a table [privacy] with level = "example". Nothing is trained.
+    The experiment needs a table [privacy] with a level. Nothing is trained.
     """
     from rich.console import Console
     from rich.table import Table
@@ -39,7 +39,7 @@ def privacy(
     budget = assemble.prepare(found).run.budget
     if budget is None:
         raise ConfigError(
-            f'{experiment} has no noise: add [privacy] with level = "example", noise, clip, delta'
+            f"{experiment} has no noise: add [privacy] with a level, noise, clip, delta"
         )
     accountant, rounds = budget.accountant, found.rounds
     if wanted is not None:
@@ -58,8 +58,9 @@ def privacy(
             }
         )
         return
+    level = found.privacy_options().level
     typer.echo(
-        f"noise {accountant.noise:.4g}, delta {accountant.delta:g}, add or remove one example"
+        f"noise {accountant.noise:.4g}, delta {accountant.delta:g}, add or remove one {level}"
     )
     if budget.max_epsilon is not None:
         typer.echo(
@@ -70,6 +71,8 @@ def privacy(
     for r in steps:
         shown.add_row(str(r), f"{accountant.epsilon(r):.3f}")
     Console().print(shown)
+    if level == "client":  # all clients have the same
+        return
     each = Table("client", f"epsilon after round {rounds}")
     for client in clients[:SHOWN]:
         each.add_row(str(client), f"{accountant.of_client(client, rounds):.3f}")

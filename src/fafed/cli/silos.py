@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Real silos on NVIDIA FLARE: try, set up, run.", no_args_is_help=True)
 Kit = Annotated[Path, typer.Argument(metavar="KIT", help="A startup kit of `nvflare provision`.")]
+TableFile = Annotated[
+    Path | None, typer.Option(help="A TOML file with the rules for .csv and .parquet files.")
+]
 Fewest = Annotated[
     int | None, typer.Option("--min-silos", min=1, help="Go on with so many; else all must be.")
 ]
@@ -56,6 +59,9 @@ def try_out(
     root: Root = ROOT,
     min_silos: Fewest = None,
     deadline: Deadline = 600.0,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="Secure aggregation: the server sees sums alone.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run an experiment over real silo processes on this machine, with real certificates.
@@ -67,6 +73,8 @@ def try_out(
     from fafed.silos.transports.nvflare.try_out import attempt, for_silos
 
     chosen = [for_silos(one, silos) for one in experiments(experiment, changes, algorithms)]
+    if secure:
+        chosen = [one.changed(privacy=one.privacy | {"secure": True}) for one in chosen]
     places = [RunDir.for_experiment(one, root) for one in chosen]
     if not all(place.finished() for place in places):
         _shown(
@@ -106,6 +114,7 @@ def run(
 ) -> None:
     """Run an experiment over a federation. Submits its job again until it is finished."""
     need_flare()
+    from fafed.silos.transports.nvflare.certificates import warning
     from fafed.silos.transports.nvflare.driver import Driver
     from fafed.silos.transports.nvflare.job import FafedRecipe
 
@@ -115,6 +124,8 @@ def run(
     recipe = FafedRecipe(chosen, names, min_silos=fewest, deadline=deadline, start=start)
     driver = Driver(kit, names, username=kit.absolute().name, min_silos=fewest, patience=patience)
     labels = [one.label for one in chosen]
+    if ending := warning(kit):
+        typer.secho(f"warning: {ending}", fg="yellow", err=True)
     try:
         _shown(chosen, labels, False, lambda on_record: driver.run(recipe, on_record))
     finally:
@@ -161,11 +172,16 @@ def site(
     data: Annotated[Path | None, typer.Option(help="Folder with this silo's data file.")] = None,
     function: Annotated[str | None, typer.Option(help="Or 'module:function'.")] = None,
     folder: Annotated[Path, typer.Option(help="What the silo keeps.")] = Path("../fafed"),
+    table: TableFile = None,
+    tell_faults: Annotated[
+        bool, typer.Option(help="Tell the server what is wrong with the data, in a few words.")
+    ] = True,
 ) -> None:
     """Set up a silo's kit: its data, its folder, and what may run. Run it on the silo."""
     from fafed.errors import ConfigError, nearest
     from fafed.models import MODELS
-    from fafed.silos.site import Site
+    from fafed.silos.rehearsal import look
+    from fafed.silos.site import Site, SiteData
     from fafed.silos.transports.nvflare.kit_files import install
 
     if (data is None) == (function is None):
@@ -178,14 +194,19 @@ def site(
                 f"--allow {name}: there is no such model; {nearest(name, MODELS)}; your own is "
                 "'module:name'"
             )
+    rules = _rules(table)
+    if data is not None:
+        look(SiteData(folder=str(data.absolute()), table=rules))  # a run would fail as this does
     lines = [
         f"folder = {json.dumps(str(folder))}  # states and the audit file; from this file's folder",
         f"allow = {json.dumps(allow)}",
+        f"tell_faults = {json.dumps(tell_faults)}  # what is wrong with the data, in a few words",
         "",
         "[data]",
         f"folder = {json.dumps(str(data.absolute()))}"
         if data
         else f"function = {json.dumps(function)}",
+        *(["", "[data.table]", *_toml(rules).splitlines()] if rules else []),
         "",
         "[limits]  # what this silo refuses: docs/silos.md lists all of them and their defaults",
     ]
@@ -195,10 +216,44 @@ def site(
 
 
 @app.command()
+def check(
+    kit: Annotated[
+        Path, typer.Argument(metavar="KIT", help="A silo's startup kit, or its fafed.toml.")
+    ],
+    experiment: Annotated[
+        str | None, typer.Argument(metavar="[EXPERIMENT]", help="What the coordinator will run.")
+    ] = None,
+    changes: Changes = None,
+) -> None:
+    """Look at a silo before a run: its data, its limits, and what would leave it. Sends nothing."""
+    from fafed.cli.silo_check import shown
+    from fafed.experiments.config import Experiment
+
+    found = None if experiment is None else Experiment.read(experiment, changes or ())
+    for line in shown(kit, found):
+        typer.echo(line)
+
+
+@app.command()
+def renew(
+    kit: Kit,
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="A newer kit of the same member.")],
+) -> None:
+    """Give a kit the certificates of a newer one. Its settings and its folder stay."""
+    need_flare()
+    from fafed.silos.transports.nvflare.certificates import ends
+    from fafed.silos.transports.nvflare.certificates import renew as replaced
+
+    before = replaced(kit, new)
+    typer.echo(f"{kit}: certificates until {ends(kit):%Y-%m-%d}; the old ones are in {before}")
+
+
+@app.command()
 def server(
     kit: Kit,
     runs: Annotated[Path, typer.Option(help="Folder of the run directories.")],
     measure: Annotated[Path | None, typer.Option(help="A file to measure the model on.")] = None,
+    table: TableFile = None,
     allow: Annotated[
         list[str] | None, typer.Option(help="Code of your own that may run on the server.")
     ] = None,
@@ -212,7 +267,32 @@ def server(
     text = f"runs = {json.dumps(str(runs.absolute()))}\nallow = {json.dumps(allow or [])}\n"
     if measure:
         text += f"measure = {json.dumps(str(measure.absolute()))}\n"
+    if rules := _rules(table):
+        text += f"\n[table]\n{_toml(rules)}"
     typer.echo(f"{install(kit, text)}")
+
+
+def _rules(file: Path | None) -> dict[str, Any]:
+    """The rules for tables in a file. An error names it."""
+    import tomllib
+
+    from fafed.data import Table
+    from fafed.errors import ConfigError
+
+    if file is None:
+        return {}
+    try:
+        found = tomllib.loads(file.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as cause:
+        raise ConfigError(f"--table {file} cannot be read: {cause}") from cause
+    Table.from_dict(found)
+    return found
+
+
+def _toml(rules: dict[str, Any]) -> str:
+    from fafed.experiments.config import as_toml
+
+    return as_toml(rules)
 
 
 @app.command()

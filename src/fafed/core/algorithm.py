@@ -117,6 +117,12 @@ class Algorithm(ABC, Generic[Shared, Down, Local, Message]):
         """The fields of its messages that hold squares of gradients, which are never negative."""
         return ()
 
+    @property
+    def products(self) -> tuple[str, ...]:
+        """The fields of its messages that hold products of gradients: they grow as squares do, but
+        may be negative."""
+        return ()
+
     def message_bytes(self, message: Message) -> int:
         """The size of a message when sent: less than that of its vectors if compressed."""
         return tree.nbytes(message)

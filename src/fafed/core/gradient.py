@@ -86,4 +86,22 @@ class PlainGrad(Grad):
         return self.function(x, batch)
 
 
+def combined_storm_steps(
+    difference: Callable[[Tensor, Tensor, float | Tensor, Batch], Tensor],
+    start: StormPoint,
+    settings: StormSettings,
+    batches: Batches,
+) -> StormPoint:
+    """The same steps for gradients that are paid for by the query, such as private ones. A step
+    asks once, for g(x) - keep g(before). From this follows m, and v collects the squares of m."""
+    x, before, m, v = start
+    rates, keeps, beta, A = settings
+    for rate, keep, batch in zip(rates, keeps, batches, strict=True):
+        m = difference(x, before, keep, batch) + keep * m
+        if isinstance(A, Tensor):
+            v = torch.addcmul(beta * v, m, m, value=1 - beta)
+        before, x = x, scaled_step(x, rate, m, A)
+    return StormPoint(x, before, m, v)
+
+
 zero_grad = PlainGrad(lambda x, batch: torch.zeros_like(x))  # to find the shape of a message

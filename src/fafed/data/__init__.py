@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from fafed.data import leaf
 from fafed.data.datasets.base import Dataset, Images, Text
 from fafed.data.datasets.catalogue import DATASETS, Status, get, import_files, load, status
 from fafed.data.loading import Files, in_memory
 from fafed.data.own import Own, from_file, from_folder, from_function
 from fafed.data.partition import PARTITIONS, Partition, counts
+from fafed.data.tables import Table
 
 __all__ = [
     "DATASETS",
@@ -17,6 +19,7 @@ __all__ = [
     "Own",
     "Partition",
     "Status",
+    "Table",
     "Text",
     "counts",
     "from_file",
@@ -25,6 +28,7 @@ __all__ = [
     "get",
     "import_files",
     "in_memory",
+    "leaf",
     "load",
     "status",
 ]

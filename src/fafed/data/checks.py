@@ -149,7 +149,8 @@ def _refuse_spoilt(data: Any, row: int, usable: Usable, who: str, example: int) 
             value = float(part[~part.isfinite()][0])
             raise DataError(
                 f"{who}: the {name} of example {example} hold {value}: clean them, for example "
-                "with torch.nan_to_num, or leave the example out"
+                "with torch.nan_to_num, or leave the example out",
+                fault="not finite",
             )
 
 
@@ -172,5 +173,6 @@ def _no_labels(who: str, ignored: int | None) -> DataError:
 def _label(who: str, label: int, classes: int) -> DataError:
     return DataError(
         f"{who} has the label {label}, but the model has {classes} outputs: labels must be 0 to "
-        f"{classes - 1}"
+        f"{classes - 1}",
+        fault="labels",
     )

@@ -6,9 +6,7 @@ of a Dataset stay as they are: they are read when a batch needs them.
 
 from __future__ import annotations
 
-import csv
-import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +17,9 @@ import torch
 from torch import Tensor
 
 from fafed.core import plugins
-from fafed.core.extras import require
 from fafed.data.datasets.cache import reading
 from fafed.data.sources.tensors import as_tensors, plain
+from fafed.data.tables import Table, read_csv, read_parquet
 from fafed.errors import ConfigError, DataError
 
 Pair = tuple[Tensor, Tensor]  # inputs, targets
@@ -63,34 +61,52 @@ def from_function(path: str, **options: Any) -> Own:
     return _own(shards, None if test is None else _Shard(f"the test set of {path}", test))
 
 
-def from_folder(folder: str | Path) -> Own:
+def from_folder(folder: str | Path, table: Table | None = None) -> Own:
     """One .npz, .safetensors, .parquet or .csv file per client, in the order of their names. A file
     called test.* is the test set.
 
-    Arrays are called inputs and targets, or x and y. In a table the target is the column `target`,
-    or else the last one. All other numeric columns are the inputs.
+    Arrays are called inputs and targets, or x and y. `table` has the rules for .parquet and .csv
+    files. Without them the target is the column `target`, or else the last one, and all other
+    numeric columns are the inputs.
     """
+    clients, tests = files_in(folder)
+    if len(tests) > 1:
+        names = " and ".join(path.name for path in tests)
+        raise DataError(f"{folder} holds more than one test set, {names}: keep one", fault="files")
+    rules = table or Table()
+    found = [_read(path, rules) for path in clients]
+    return _own(found, _read(tests[0], rules) if tests else None)
+
+
+def files_in(folder: str | Path) -> tuple[list[Path], list[Path]]:
+    """The files of the clients, at least one, and those of test sets."""
     folder = Path(folder).expanduser()
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder: name one that holds a file per client")
+        raise DataError(
+            f"{folder} is not a folder: name one that holds a file per client", fault="folder"
+        )
     paths = sorted(path for path in folder.iterdir() if path.suffix in _READERS)
     paths = [path for path in paths if not path.name.startswith(".")]
     tests = [path for path in paths if path.stem == "test"]
     clients = [path for path in paths if path.stem != "test"]
     if not clients:
-        raise DataError(f"{folder} holds no client: put {', '.join(_READERS)} files there")
-    if len(tests) > 1:
-        names = " and ".join(path.name for path in tests)
-        raise DataError(f"{folder} holds more than one test set, {names}: keep one")
-    return _own([_read(path) for path in clients], _read(tests[0]) if tests else None)
+        raise DataError(
+            f"{folder} holds no client: put {', '.join(_READERS)} files there", fault="files"
+        )
+    return clients, tests
 
 
-def from_file(path: str | Path) -> Pair:
+def columns_in(path: Path, table: Table | None = None) -> tuple[str, ...]:
+    """The names of the inputs of a table; none for a file of arrays."""
+    return _read(path, table or Table()).columns
+
+
+def from_file(path: str | Path, table: Table | None = None) -> Pair:
     """The inputs and targets of one .npz, .safetensors, .parquet or .csv file."""
     path = Path(path).expanduser()
     if path.suffix not in _READERS:
         raise DataError(f"{path} is of no kind that can be read: {', '.join(_READERS)}")
-    inputs, targets = _settled_data(_read(path))
+    inputs, targets = _settled_data(_read(path, table or Table()))
     return inputs, targets
 
 
@@ -121,7 +137,7 @@ def _settled_data(shard: _Shard) -> Any:
         data = {key: _native(part) for key, part in data.items()}
     in_memory = plain(data, name)
     if len(data if in_memory is None else in_memory) == 0:
-        raise DataError(f"{name} has no examples: give it some or leave it out")
+        raise DataError(f"{name} has no examples: give it some or leave it out", fault="empty")
     if in_memory is None:
         return data
     tensors = as_tensors(in_memory, name)
@@ -147,7 +163,10 @@ def _settled(tensor: Tensor, name: str) -> Tensor:
         return tensor.detach().to(torch.int64)
     tensor = tensor.detach().to(torch.float32)
     if not tensor.isfinite().all():
-        raise DataError(f"{name} hold NaN or infinity: clean them, training would only spread it")
+        raise DataError(
+            f"{name} hold NaN or infinity: clean them, training would only spread it",
+            fault="not finite",
+        )
     return tensor
 
 
@@ -160,9 +179,11 @@ def _kind(shard: _Shard, data: Any) -> str:
     return f"{inputs}{columns} -> {targets}"
 
 
-def _read(path: Path) -> _Shard:
+def _read(path: Path, rules: Table) -> _Shard:
     with reading(path):
-        return _READERS[path.suffix](path)
+        if path.suffix in _TABLES:
+            return _read_table(path, rules)
+        return _ARRAYS[path.suffix](path)
 
 
 def _read_npz(path: Path) -> _Shard:
@@ -170,7 +191,9 @@ def _read_npz(path: Path) -> _Shard:
         with np.load(path, allow_pickle=False) as arrays:
             named = {name: arrays[name] for name in arrays.files}
     except ValueError as error:  # objects, which only a pickle could hold
-        raise DataError(f"cannot read {path}: {error}; save plain arrays of numbers") from error
+        raise DataError(
+            f"cannot read {path}: {error}; save plain arrays of numbers", fault="unreadable"
+        ) from error
     return _Shard(str(path), _inputs_targets(named, path))
 
 
@@ -178,7 +201,9 @@ def _read_safetensors(path: Path) -> _Shard:
     try:
         named = safetensors.torch.load_file(path)
     except safetensors.SafetensorError as error:
-        raise DataError(f"cannot read {path}: {error}; get a fresh copy of it") from error
+        raise DataError(
+            f"cannot read {path}: {error}; get a fresh copy of it", fault="unreadable"
+        ) from error
     return _Shard(str(path), _inputs_targets(named, path))
 
 
@@ -187,81 +212,17 @@ def _inputs_targets(named: Mapping[str, Any], path: Path) -> tuple[Any, Any]:
         if inputs in named and targets in named:
             return named[inputs], named[targets]
     raise DataError(
-        f"{path} must hold 'inputs' and 'targets', or 'x' and 'y', got {sorted(named)}: rename them"
+        f"{path} must hold 'inputs' and 'targets', or 'x' and 'y', got {sorted(named)}: rename "
+        "them",
+        fault="arrays",
     )
 
 
-def _read_parquet(path: Path) -> _Shard:
-    require(str(path), "parquet", "pyarrow.parquet")
-    arrow, parquet = map(importlib.import_module, ("pyarrow", "pyarrow.parquet"))
-    try:
-        table = parquet.read_table(path)
-    except ValueError as error:  # pyarrow's error for a damaged file
-        raise DataError(f"cannot read {path}: {error}; get a fresh copy of it") from error
-    names, is_ = table.column_names, arrow.types
-    numeric: dict[str, Any] = {}
-    for name, column in zip(names, table.columns, strict=True):
-        kind = column.type
-        if is_.is_integer(kind) or is_.is_floating(kind) or is_.is_boolean(kind):
-            if column.null_count:
-                raise DataError(f"{path}: column {name!r} has {column.null_count} gaps: fill them")
-            numeric[name] = np.asarray(column)
-    return _table(path, names, numeric)
+def _read_table(path: Path, rules: Table) -> _Shard:
+    inputs, targets, columns = _TABLES[path.suffix](path, rules)
+    return _Shard(str(path), (inputs, targets), columns)
 
 
-def _read_csv(path: Path) -> _Shard:
-    """A table with a header. A column is numeric if all its fields are numbers."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            names, *rows = [row for row in csv.reader(file) if row] or [[]]
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {path}: {error}; save it as a UTF-8 table") from error
-    for number, row in enumerate(rows, start=2):
-        if len(row) != len(names):
-            raise DataError(
-                f"{path}: row {number} has {len(row)} fields, the header has {len(names)}: "
-                "give every row one field per column"
-            )
-    numeric: dict[str, Any] = {}
-    for name, column in zip(names, zip(*rows, strict=True), strict=False):
-        fields = [field.strip() for field in column]
-        gaps = sum(not field for field in fields)
-        values = _numbers([field for field in fields if field])
-        if values is not None and gaps < len(fields):
-            if gaps:
-                raise DataError(f"{path}: column {name!r} has {gaps} gaps: fill them")
-            numeric[name] = values
-    if not rows:
-        raise DataError(f"{path} has no examples: give it some or leave it out")
-    return _table(path, names, numeric)
-
-
-def _numbers(fields: Sequence[str]) -> Any:
-    """The fields as an array of integers or floats; None if they are not numbers."""
-    for kind in (np.int64, np.float64):
-        try:
-            return np.array([kind(field) for field in fields])
-        except (ValueError, OverflowError):
-            continue
-    return None
-
-
-def _table(path: Path, names: Sequence[str], numeric: dict[str, Any]) -> _Shard:
-    """The target is the column `target`, or else the last one."""
-    target = "target" if "target" in names else names[-1] if names else "target"
-    if target not in numeric or len(numeric) < 2:
-        raise DataError(
-            f"{path} needs a numeric target and at least one other numeric column, has {names}, of "
-            f"which {list(numeric)} are numeric, and takes {target!r} as the target"
-        )
-    targets = numeric.pop(target)
-    inputs = np.stack([np.asarray(c, np.float32) for c in numeric.values()], axis=1)
-    return _Shard(str(path), (inputs, targets), tuple(numeric))
-
-
-_READERS: dict[str, Callable[[Path], _Shard]] = {
-    ".npz": _read_npz,
-    ".safetensors": _read_safetensors,
-    ".parquet": _read_parquet,
-    ".csv": _read_csv,
-}
+_ARRAYS = {".npz": _read_npz, ".safetensors": _read_safetensors}
+_TABLES = {".parquet": read_parquet, ".csv": read_csv}
+_READERS = [*_ARRAYS, *_TABLES]

@@ -123,6 +123,11 @@ class NobodyAnswered(FafedError):
     """Too few clients have answered. The round counts as one in which nobody did."""
 
 
+class RoundLost(NobodyAnswered):
+    """The round cannot be made again: the server has seen a sum of it, or may have. No client's
+    answer counts."""
+
+
 class Reply(NamedTuple):
     """What came back from one exchange."""
 

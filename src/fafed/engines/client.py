@@ -10,7 +10,7 @@ from torch import Tensor
 from fafed.core import tree
 from fafed.core.algorithm import Exchange, HasX
 from fafed.core.batch import Batch, Batches
-from fafed.core.gradient import Grad
+from fafed.core.gradient import Grad, StormPoint, StormSettings, combined_storm_steps
 from fafed.core.tree import Tree
 from fafed.engines.base import ClientState, NotFinite
 from fafed.kernels import vectors
@@ -70,6 +70,19 @@ class Oracle(Grad):
         self.evaluations += self.objective.evaluations
         self.samples += self.objective.evaluations * batch.size
         return found.gradient
+
+    def storm_steps(
+        self, start: StormPoint, settings: StormSettings, batches: Batches, *, keep_x: bool
+    ) -> StormPoint:
+        if not self.objective.combine:
+            return super().storm_steps(start, settings, batches, keep_x=keep_x)
+        return combined_storm_steps(self._difference, start, settings, batches)
+
+    def _difference(self, x: Tensor, before: Tensor, keep: float | Tensor, batch: Batch) -> Tensor:
+        self.losses.append((torch.zeros((), device=x.device), self.objective.counts(batch.data)))
+        self.evaluations += 2
+        self.samples += 2 * batch.size
+        return self.objective.difference(x, before, keep, batch, self.after).gradient
 
     def loss(self) -> tuple[Tensor, Tensor]:
         """The mean over the batches that have a loss, and whether there is such a batch."""

@@ -67,6 +67,7 @@ class Distributed(Engine):
         """Carry the exchange to these clients. They make the local steps step+1 .. step+q."""
         request = exchange, shared, buffers
         before = self.nobody
+        self.simulation.invited = len(clients)
         for attempt in range(ATTEMPTS):
             self.nobody = before
             sums = self._sums(*request, clients, step, opening)
@@ -118,7 +119,8 @@ class Distributed(Engine):
             at = failure.client if isinstance(failure, NotFinite) else self.population
             failed[self.ranks.rank] = 1 + at
         device = self.objective.x0.device
-        kind = torch.int64 if encoded else torch.float64
+        whole = encoded or totals[0].dtype == torch.int64
+        kind = torch.int64 if whole else torch.float64
         tail = torch.tensor([*facts, *failed], dtype=kind, device=device)
         buffer = self.ranks.add(torch.cat([*(total.reshape(-1) for total in totals), tail]))
         *parts, tail = torch.split(buffer, [*sizes, len(tail)])
@@ -176,6 +178,9 @@ class Distributed(Engine):
             sums.mean = EncodedMean(self.simulation.encoded.encoder(step, opening), buffers)
             sums.mean.start((message, buffers))
             sums.up = sums.mean.nbytes
+            return sums
+        if self.simulation.noise is not None:
+            sums.mean = self.simulation.private_mean(self.simulation.noise, exchange, down, step)
             return sums
         sums.mean.add(tree.map(torch.zeros_like, (message, buffers)), 0.0)
         return sums

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from fafed.core import randomness, tree
 from fafed.core.algorithm import AnyAlgorithm
-from fafed.engines.base import Counts, NobodyAnswered, Sent
+from fafed.engines.base import Counts, NobodyAnswered, RoundLost, Sent
 from fafed.engines.mean import Mean
+from fafed.errors import FafedError
 from fafed.privacy.encoding import BeyondBound, Bounds, Encoding, largest_values, scaled_weights
 from fafed.privacy.options import quorum
 
@@ -82,6 +83,7 @@ class EncodedMean(Mean[Sent]):
         self.exponents: dict[str, int] = {}
         self.absent: set[int] = set()  # clients with numbers beyond their bounds
         self.beyond: set[str] = set()  # the leaves of these numbers
+        self.reasons: list[str] = []  # their sizes and bounds; for the client alone
 
     def answer(self, answers: Answers) -> None:
         """Add the answers of some clients."""
@@ -94,7 +96,8 @@ class EncodedMean(Mean[Sent]):
             for name, exponent in self.exponents.items():
                 try:
                     how.check(name, largest[name][row], exponent)
-                except BeyondBound:
+                except BeyondBound as cause:
+                    self.reasons.append(str(cause))
                     self.absent.add(client)
                     self.beyond.add(name)
         good = [row for row, client in enumerate(here) if client not in self.absent]
@@ -167,6 +170,16 @@ class EncodedMean(Mean[Sent]):
             self.encoder.bounds.settle(name, value(name, slice(-1, None)) / len(clients))
         return tree.rebuilt(self.like, means)  # type: ignore[return-value]
 
+    def check_sum(self, clients: Sequence[int]) -> None:
+        """Refuse a sum that clients within their bounds cannot have. Under masks nobody sees whose
+        numbers are too large. So this is all that bounds a client that does not check itself."""
+        how = self.encoder.encoding
+        for name, total in zip(self.exponents, tree.leaves(self.total), strict=True):
+            most = len(clients) * (2**how.fraction + 1)  # weights are at most 1
+            low, high = torch.aminmax(how.signed(total))
+            if int(high) > most or int(low) < -most:
+                raise FafedError(f"the sum of leaf {name} is beyond its bound")
+
     def _rows(self, answers: Answers) -> dict[str, Tensor]:
         count, kind = len(answers.clients), self.encoder.kind
         message, buffers = answers.sent
@@ -224,6 +237,12 @@ class Encoded:
             raise NobodyAnswered(
                 f"{len(answered)} of {len(clients)} clients have answered within the bounds of "
                 f"their messages, a secure sum needs {quorum(len(clients))}"
+            )
+        if self.place and len(answered) < len(clients):
+            self.grow(mean)
+            raise RoundLost(
+                f"{len(answered)} of {len(clients)} clients have answered in a later exchange of "
+                "the round, and the sums of the earlier ones cannot be made again"
             )
         found = mean.read(counts, answered)
         self.grow(mean)

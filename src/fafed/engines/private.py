@@ -15,10 +15,11 @@ from fafed.core import randomness, tree
 from fafed.core.batch import Batch
 from fafed.core.tree import Tree
 from fafed.data.sources.poisson import Sample
+from fafed.engines.layerwise import Layerwise, Points
 from fafed.errors import ConfigError
 from fafed.objectives.base import Evaluation, Memory, Objective
 from fafed.objectives.module import Model
-from fafed.privacy.clipping import add_noise, clipped_sum
+from fafed.privacy.clipping import CHUNK_BYTES, add_noise, clip_factors, clipped_sum
 
 log = logging.getLogger("fafed")
 
@@ -33,7 +34,10 @@ class Private(Objective):
     the batch before. So it is never used twice: a round is not tried again (`fafed.training.loop`).
     """
 
-    def __init__(self, inner: Objective, *, noise: float, clip: float, seed: int) -> None:
+    def __init__(
+        self, inner: Objective, *, noise: float, clip: float, seed: int, combine: bool = False
+    ) -> None:
+        """combine: a step of FAFED or STEM asks once for the difference of its two gradients."""
         super().__init__(inner.clip, inner.weight_decay, inner.sam)
         _refuse_what_mixes_examples(inner)
         self.inner = inner
@@ -42,7 +46,9 @@ class Private(Objective):
         self.norm = clip  # of one example's gradient
         self.seed = seed
         self.looks: Counter[int] = Counter()  # key of a batch -> gradients on it in this visit
+        self.combine = combine
         self.vectorised = True  # `choose` may find that vmap does not do
+        self.layers: Layerwise | None = None  # `choose` sets it if the model has such layers
         self.not_native = "gradients are clipped example by example"
 
     @property
@@ -70,35 +76,67 @@ class Private(Objective):
     def evaluate(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
         return self._finished(self._with_noise, x, batch, memory)
 
+    def difference(
+        self, x: Tensor, before: Tensor, keep: float | Tensor, batch: Batch, memory: Memory
+    ) -> Evaluation:
+        """g(x) - keep g(before) as one query: the difference of each example is clipped. Weight
+        decay is linear, so it comes after the noise, as with one gradient."""
+        found = self._answer([(x, 1.0), (before, -keep)], batch, memory)
+        return found._replace(gradient=self._changed(found.gradient, x - keep * before))
+
     def _with_noise(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
+        return self._answer([(x, 1.0)], batch, memory)
+
+    def _answer(self, points: Points, batch: Batch, memory: Memory) -> Evaluation:
         sample: Sample = batch.data
-        total = self.clipped_sum(x.detach(), batch, memory)
+        total = self.combined_sum(points, batch, memory)
         batch_key = int(batch.key)
         key = f"noise {self.seed} {batch_key} {self.exchange} {self.looks[batch_key]}"
         self.looks[batch_key] += 1
         noisy = add_noise(total, self.noise * self.norm, key)
-        loss = torch.zeros((), device=x.device)
+        loss = torch.zeros((), device=total.device)
         return Evaluation(noisy / sample.expected, loss, memory)
 
     def clipped_sum(self, x: Tensor, batch: Batch, memory: Memory) -> Tensor:
+        return self.combined_sum([(x, 1.0)], batch, memory)
+
+    def combined_sum(self, points: Points, batch: Batch, memory: Memory) -> Tensor:
+        """The sum over the examples of their gradients at these points, added up with the factors
+        of the points and then clipped."""
         data, rows, _ = batch.data
+        real = rows >= 0
+        points = [(x.detach(), factor) for x, factor in points]
+        x = points[0][0]
+        if self.layers is not None:
+            return self._by_layers(self.layers, points, batch, memory)
         # a model's own random draws depend on the example alone, not on its place in the batch
         keys = randomness.mixed(batch.key, rows)
         one_by_one = not self.vectorised
 
+        def combined(example: Tree, key: Tensor) -> Tensor:
+            each = [factor * self._gradient(x, example, key, batch, memory) for x, factor in points]
+            return each[0] if len(each) == 1 else torch.stack(each).sum(0)
+
         def gradients(some: slice) -> Tensor:
             part, own = tree.map(lambda leaf: leaf[some], data), keys[some]
             if not one_by_one:
-                return torch.func.vmap(
-                    lambda example, key: self._gradient(x, example, key, batch, memory)
-                )(part, own)
-            found = [
-                self._gradient(x, tree.take(part, i), own[i], batch, memory)
-                for i in range(len(own))
-            ]
-            return torch.stack(found)
+                return torch.func.vmap(combined)(part, own)
+            return torch.stack([combined(tree.take(part, i), own[i]) for i in range(len(own))])
 
-        return clipped_sum(gradients, rows >= 0, self.norm, x)
+        return clipped_sum(gradients, real, self.norm, x)
+
+    def _factors(self, norms: Tensor) -> Tensor:
+        return clip_factors(norms, torch.ones_like(norms, dtype=torch.bool), self.norm)
+
+    def _by_layers(self, layers: Layerwise, points: Points, batch: Batch, memory: Memory) -> Tensor:
+        data, rows, _ = batch.data
+        drawn = (rows >= 0).nonzero()[:, 0]
+        total = torch.zeros_like(points[0][0])
+        size = max(1, CHUNK_BYTES // (layers.numbers * total.element_size()))
+        for some in drawn.split(size) if len(drawn) else ():
+            part = batch._replace(data=tree.take(data, some))
+            total += layers.scaled_sum(points, part, memory, self._factors)
+        return total
 
     def _gradient(
         self, x: Tensor, example: Tree, key: Tensor, batch: Batch, memory: Memory
@@ -109,15 +147,27 @@ class Private(Objective):
         return g if counts is None else torch.where(counts, g, 0.0)
 
     def choose(self, batch: Batch) -> None:
-        """Find out whether vmap computes the gradients of this model."""
+        """Find the fastest way that computes this model's gradients: layer by layer, under vmap,
+        or one by one."""
         memory = self.start()
-        self.vectorised = False
+        self.vectorised, self.layers = False, None
         due = self.clipped_sum(self.x0, batch, memory)
+
+        def agrees() -> bool:
+            found = self.clipped_sum(self.x0, batch, memory)
+            return float((found - due).norm()) <= 1e-3 * float(due.norm())
+
+        if isinstance(self.inner, Model):
+            try:
+                self.layers = Layerwise(self.inner)
+                if agrees():
+                    return
+            except Exception as cause:  # whatever the model does that cannot be split
+                log.debug("gradients are not computed layer by layer: %s", cause)
+            self.layers = None
         self.vectorised = True
         try:
-            found = self.clipped_sum(self.x0, batch, memory)
-            scale = float(due.norm())
-            self.vectorised = float((found - due).norm()) <= 1e-3 * scale
+            self.vectorised = agrees()
         except Exception as cause:  # whatever the model does that vmap cannot
             log.warning("gradients are computed one by one, which is slow: %s", cause)
             self.vectorised = False

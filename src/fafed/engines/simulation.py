@@ -10,15 +10,18 @@ from torch import Tensor
 
 from fafed.core import tree
 from fafed.core.algorithm import AnyAlgorithm, Exchange, HasX
+from fafed.core.tree import Tree
 from fafed.data.sources.base import Source
 from fafed.engines import backends
 from fafed.engines.base import ClientState, Counts, Engine, Reply, Sent, Snapshot
-from fafed.engines.encoded import ATTEMPTS, Encoded, EncodedMean
+from fafed.engines.encoded import ATTEMPTS, Encoded, EncodedMean, Encoder
 from fafed.engines.mean import Mean
+from fafed.engines.private_mean import PrivateMean, visit_without_data
 from fafed.engines.states import ClientStates, Row
 from fafed.engines.worker_pool import WorkerPool
 from fafed.kernels.malloc import return_memory
 from fafed.objectives.base import Objective
+from fafed.privacy.clients import ClientNoise
 from fafed.privacy.encoding import Encoding
 
 LARGE_BYTES = 2**25  # models of at least this size may return freed memory to the system
@@ -49,15 +52,20 @@ class Simulation(Engine):
         workers: int | None = None,
         threads: int = 1,
         encoding: Encoding | None = None,
+        noise: ClientNoise | None = None,
         seed: int = 0,
     ) -> None:
-        """encoding: messages are added as integers. The seed decides their stochastic rounding."""
+        """encoding: messages are added as integers. The seed decides their stochastic rounding.
+        noise: messages are clipped, and their mean is private for every client."""
         self.task = backends.Task(algorithm, objective, source, list(weights), steps)
         self.backend = backends.choose(engine, self.task)
         self.kept = ClientStates(algorithm, self.population, objective.x0)
         self.undoes = self.kept.undoes
         self.worker_pool = WorkerPool(workers, threads)
         self.place = 0  # of the exchange in its round
+        self.noise = noise
+        self.invited = 0  # clients of the current exchange, on all ranks
+        self.stand_ins: dict[int, Tree] = {}  # exchange -> the state of a client without data
         self.encoded: Encoded | None = None
         if encoding is not None:
             self.encoded = Encoded(encoding, algorithm, weights, seed)
@@ -88,6 +96,7 @@ class Simulation(Engine):
         step: int,
         opening: bool,
     ) -> Reply:
+        self.invited = len(clients)
         for attempt in range(ATTEMPTS):
             sums = self.collect(exchange, shared, buffers, clients, step, opening)
             if attempt == ATTEMPTS - 1 or not self.too_large(sums):
@@ -111,12 +120,14 @@ class Simulation(Engine):
         encoder = None if self.encoded is None else self.encoded.encoder(step, opening)
         if encoder is not None:
             sums.mean = EncodedMean(encoder, buffers)
+        elif self.noise is not None:
+            sums.mean = self.private_mean(self.noise, exchange, down, step)
         large = tree.nbytes(self.objective.x0) >= LARGE_BYTES
         jobs = [
             partial(
                 self.backend.work,
                 *(exchange, down, buffers, group, step, self.kept),
-                None if encoder is None else EncodedMean(encoder, buffers),
+                self._mean_of_group(sums.mean, encoder, buffers, group),
             )
             for group in self.backend.groups(clients, self.kept)
         ]
@@ -138,12 +149,32 @@ class Simulation(Engine):
                 sums.without_weight += self.task.weights[client]
             message, own = found.message
             sums.up = self.task.algorithm.message_bytes(message) + tree.nbytes(own)
-            if isinstance(sums.mean, EncodedMean):
+            if isinstance(sums.mean, EncodedMean | PrivateMean):
                 sums.up = sums.mean.nbytes
             if large:
                 del found, message, own
                 return_memory()
         return sums
+
+    def private_mean(
+        self, noise: ClientNoise, exchange: Exchange, down: HasX, step: int
+    ) -> PrivateMean:
+        algorithm, steps = self.task.algorithm, self.task.steps
+        local = self.stand_ins[self.place - 1] if self.place else algorithm.join(down.x)
+        self.stand_ins[self.place], reference = visit_without_data(exchange, down, local, steps)
+        key = f"{step} {self.place}"
+        return PrivateMean(noise, reference, algorithm.squares, self.invited, key)
+
+    def _mean_of_group(
+        self,
+        mean: Mean[Sent],
+        encoder: Encoder | None,
+        buffers: tuple[Tensor, ...],
+        group: Sequence[int],
+    ) -> EncodedMean | PrivateMean | None:
+        if encoder is not None:
+            return EncodedMean(encoder, buffers)
+        return mean.for_group(group) if isinstance(mean, PrivateMean) else None
 
     def too_large(self, sums: Sums) -> bool:
         """Whether the exchange must be made again, with larger bounds of its messages."""
@@ -168,6 +199,10 @@ class Simulation(Engine):
             steps=self.task.steps,
             units=self.task.source.units,
         )
+        if self.noise is not None:  # how many took part is not told, and neither is their loss
+            clients_expected = max(1, round(self.noise.expected))
+            told = found.info._replace(clients=clients_expected, share=self.noise.rate)
+            found = found._replace(info=told, loss=None)
         return found._replace(answered=answered) if absent else found
 
     def commit(self) -> None:

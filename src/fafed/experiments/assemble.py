@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -26,7 +27,9 @@ from fafed.data.sources.reader import Loading
 from fafed.data.sources.streams import Streams, passage
 from fafed.engines.ranks import Ranks
 from fafed.errors import ConfigError, DataError, nearest
+from fafed.experiments import model_options
 from fafed.experiments.config import Experiment
+from fafed.files import Json
 from fafed.objectives.base import Loss, Metric
 from fafed.objectives.batches import MODEL
 from fafed.objectives.metrics import METRICS
@@ -59,6 +62,7 @@ class Prepared(NamedTuple):
     run: Run
     objective: Model
     shards: Shards
+    options: Mapping[str, Json] = MappingProxyType({})  # of the model, as the data has them
 
 
 def prepare(
@@ -73,6 +77,9 @@ def prepare(
     torch.set_num_threads(threads)
     shards = shard(experiment)
     experiment = with_steps(experiment, shards.source)
+    found = options_from_data(experiment, shards)
+    experiment = model_options.with_options(experiment, found)
+    model_options.check_inputs(experiment, shards.source)
     device = ranks.device(experiment.device) if ranks else experiment.device
     goal = model(experiment, text=shards.text, device=device)
     leads = ranks is None or ranks.rank == 0
@@ -120,7 +127,17 @@ def prepare(
             parts = measure.all_parts()
             check_measured(parts, goal.classes, shards.source, ignored, goal.usable)
         measure.check()
-    return Prepared(run, goal, shards)
+    return Prepared(run, goal, shards, found)
+
+
+def options_from_data(experiment: Experiment, shards: Shards) -> dict[str, Json]:
+    """The sizes of the model that the experiment leaves to the data."""
+    if not model_options.missing(experiment):
+        return {}
+    named = experiment.data.name is not None and shards.classes is not None
+    measured = {name: part() for name, part in shards.measured.items() if name == "test"}
+    count = len(shards.classes) if named and shards.classes else None
+    return model_options.found(experiment, shards.source, measured, count)
 
 
 def with_steps(experiment: Experiment, source: Source) -> Experiment:
@@ -162,7 +179,9 @@ def shard(experiment: Experiment) -> Shards:
     if wanted.function is not None:
         return _own(experiment, datasets.from_function(wanted.function, **wanted.options))
     if wanted.folder is not None:
-        return _own(experiment, datasets.from_folder(wanted.folder))
+        return _own(
+            experiment, datasets.from_folder(wanted.folder, datasets.Table.from_dict(wanted.table))
+        )
     assert wanted.name is not None
     loaded = _loaded(wanted.name)
     if isinstance(loaded, datasets.Text):

@@ -68,6 +68,7 @@ class Data(Part):
     function: str | None = None  # your own: "module:function" returning (clients, test)
     folder: str | None = None  # your own: one file per client
     options: dict[str, Any] = {}  # for the function
+    table: dict[str, Any] = {}  # of the folder: how columns become inputs, `fafed.data.tables`
     clients: int = Field(default=20, ge=1)
     partition: dict[str, Any] = {"kind": "moderate"}
     validation: float = Field(default=0.0, ge=0, lt=1)  # share of the training data held out
@@ -88,6 +89,8 @@ class Data(Part):
             raise ValueError(f"give exactly one of name, function, folder; got {given or 'none'}")
         if "kind" not in self.partition:
             raise ValueError("partition needs a kind, for example { kind = 'high' }")
+        if self.table and self.folder is None:
+            raise ValueError("table is for the files of a folder: give folder, or leave it out")
         return self
 
 
@@ -256,9 +259,10 @@ class Experiment(Part):
     def check(self) -> None:
         """Refuse errors that can be found without loading data."""
         from fafed.algorithms import ALGORITHMS
-        from fafed.data import DATASETS, partition
+        from fafed.data import DATASETS, Table, partition
 
         self.privacy_options()
+        Table.from_dict(self.data.table)
         if self.python:  # the code has made the objects that the names stand for
             return
         for section, table in (("settings", self.settings), ("search", self.search)):
@@ -468,6 +472,11 @@ def _toml(content: Mapping[str, Json], prefix: str = "") -> str:
             only_tables = all(isinstance(v, dict) for v in value.values()) and value
             text += inner if only_tables else f"\n[{path}]\n{inner}"
     return text
+
+
+def as_toml(content: Mapping[str, Json]) -> str:
+    """One line per entry; tables inside are on one line, too."""
+    return "".join(f"{_key(k)} = {_value(v)}\n" for k, v in content.items())
 
 
 def _is_table(key: str, value: Json, prefix: str) -> bool:

@@ -237,6 +237,7 @@ def environment(prepared: Prepared) -> dict[str, Json]:
         "engine_because": prepared.run.engine.why,
         "compiler": build.available(torch.float32),
         "parameters": prepared.objective.x0.numel(),
+        **({"model": dict(prepared.options)} if prepared.options else {}),
         "git": _git_revision(),
         "command": [Path(sys.argv[0]).name, *map(without_passwords, sys.argv[1:])],
     }

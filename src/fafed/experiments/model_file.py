@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from fafed import __version__, files, models
 from fafed.core.records import Record
 from fafed.errors import ConfigError, FafedError, nearest
-from fafed.experiments import checkpoint
+from fafed.experiments import checkpoint, model_options
 from fafed.experiments.rundir import MODEL_FILES, RunDir
 from fafed.files import Damaged, Json
 from fafed.objectives.copies import copied
@@ -322,7 +322,10 @@ def _module(place: RunDir, model: nn.Module | None, digest: str, file: Path) -> 
             f"digest is {digest[:12]}, this one's is {experiment.digest[:12]}): set that file "
             "back, or give the module with model="
         )
-    return models.build(experiment.model.name, seed=experiment.seed, **experiment.model.options)
+    options = dict(experiment.model.options)
+    if model_options.missing(experiment):
+        options |= place.json("environment.json").get("model", {})
+    return models.build(experiment.model.name, seed=experiment.seed, **options)
 
 
 # Saved states: a flat vector and buffers, without names.

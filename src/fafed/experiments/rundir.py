@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -242,5 +243,7 @@ class RunDir:
 
 
 def all_runs(root: Path) -> list[RunDir]:
-    """Every run below a folder, by name."""
-    return [RunDir(path.parent) for path in sorted(root.rglob("experiment.toml"))]
+    """Every run below a folder, by name. Folders that vanish meanwhile are passed over: a run that
+    starts again moves some aside."""
+    there = (Path(at) for at, _, files in os.walk(root) if "experiment.toml" in files)
+    return [RunDir(path) for path in sorted(there)]

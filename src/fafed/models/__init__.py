@@ -10,18 +10,24 @@ from torch import nn
 from fafed.core import plugins
 from fafed.errors import ConfigError, nearest
 from fafed.kernels.vocabulary import token_cross_entropy
+from fafed.models.char_lstm import CharLSTM
 from fafed.models.cifar_cnn import CifarCNN
 from fafed.models.fashion_cnn import FashionCNN
+from fafed.models.femnist_cnn import FemnistCNN
 from fafed.models.lstm import LSTMLanguageModel
 from fafed.models.mlp import MLP
 from fafed.models.mnist_cnn import MnistCNN
+from fafed.models.resnet_gn import ResNetGN
 from fafed.models.softmax import SoftmaxRegression
 
 MODELS: dict[str, type[nn.Module]] = {
     "mnist-cnn": MnistCNN,
     "fashion-cnn": FashionCNN,
     "cifar-cnn": CifarCNN,
+    "femnist-cnn": FemnistCNN,
+    "resnet-gn": ResNetGN,
     "lstm": LSTMLanguageModel,
+    "char-lstm": CharLSTM,
     "mlp": MLP,
     "softmax": SoftmaxRegression,
 }

@@ -69,6 +69,7 @@ class Objective(ABC):
     x0: Tensor
     sizes: tuple[int, ...]  # numbers in each parameter tensor, in the order of x
     exchange: int = 0  # the place of the current exchange in its round
+    combine: bool = False  # whether STORM steps ask for the `difference` of two gradients
     fused: bool = False  # whether a module computes its loss itself
     recurrent_layers: bool = False  # whether a module has layers such as nn.LSTM
     network: Network | None = None  # the same function in C
@@ -128,6 +129,12 @@ class Objective(ABC):
     def evaluate_native(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
         """In C, if there is a network."""
         return self._finished(self._by_network, x, batch, memory)
+
+    def difference(
+        self, x: Tensor, before: Tensor, keep: float | Tensor, batch: Batch, memory: Memory
+    ) -> Evaluation:
+        """g(x) - keep g(before) as one query, if `combine` is set."""
+        raise NotImplementedError(f"{type(self).__name__} does not combine gradients")
 
     @property
     def evaluations(self) -> int:

@@ -13,6 +13,7 @@ nothing of it has to be saved.
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
@@ -24,9 +25,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fafed.core.algorithm import AnyAlgorithm, RoundInfo, exchanges_of_round
-from fafed.core.batch import Batch
+from fafed.core.batch import Batch, Batches
 from fafed.core.extras import require
-from fafed.core.gradient import Grad
+from fafed.core.gradient import Grad, StormPoint, StormSettings, combined_storm_steps
 from fafed.errors import ConfigError, FafedError
 
 OVERFLOW = 1e-3  # the part of delta that a batch beyond its cap may take
@@ -60,23 +61,33 @@ def _times(uses: Uses, gradients: int) -> Uses:
     return Counter({Use(u.kind, gradients * u.gradients): n for u, n in uses.items()})
 
 
-def round_costs(algorithm: AnyAlgorithm, x: Tensor, steps: int, population: int) -> RoundCosts:
+def round_costs(
+    algorithm: AnyAlgorithm, x: Tensor, steps: int, population: int, *, combine: bool = False
+) -> RoundCosts:
     """Count the gradients that the algorithm takes on each batch, in a rehearsal with gradients of
-    zero. Some rounds of an algorithm may take fewer: each counts as the most expensive."""
+    zero. Some rounds of an algorithm may take fewer: each counts as the most expensive. `combine`:
+    the steps of FAFED and STEM ask for one difference instead of two gradients."""
+    combined = False
     shared: Any = algorithm.init(torch.zeros_like(x))
     local: Any = algorithm.join(torch.zeros_like(x))
     rounds = []
     for round in range(4):
         uses: Uses = Counter()
         for exchange in exchanges_of_round(algorithm, opening=round == 0):
-            batches = _Rehearsed(steps)
-            count = _Counted()
+            batches = Rehearsed(steps)
+            count = _Counted(combine)
             local, message = exchange.client(count, exchange.send(shared), local, batches)
             made = steps if "round" in exchange.draw else 0
             info = RoundInfo(population, population, made, 1.0)
             shared = exchange.server(shared, message, info)
             uses.update(count.uses())
+            combined |= count.combined
         rounds.append(uses)
+    if combine and not combined:
+        raise ConfigError(
+            f"privacy.combine = true does nothing for {algorithm}: only FAFED and STEM with the "
+            "steps of their papers take the difference of two gradients; leave it out"
+        )
     return RoundCosts(rounds[0], _most_expensive(rounds[1:]))
 
 
@@ -93,7 +104,7 @@ def _most_expensive(rounds: Sequence[Uses]) -> Uses:
     return found
 
 
-class _Rehearsed:
+class Rehearsed:
     """Batches without data. Each has one number, by which it is known."""
 
     def __init__(self, steps: int) -> None:
@@ -116,12 +127,24 @@ def _batch(number: float) -> Batch:
 class _Counted(Grad):
     """Gradients of zero, counted batch by batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, combine: bool) -> None:
         self.calls: Counter[float] = Counter()
+        self.combine = combine
+        self.combined = False  # whether a difference was asked for
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         self.calls[float(batch.data[0])] += 1
         return torch.zeros_like(x)
+
+    def storm_steps(
+        self, start: StormPoint, settings: StormSettings, batches: Batches, *, keep_x: bool
+    ) -> StormPoint:
+        if not self.combine:
+            return super().storm_steps(start, settings, batches, keep_x=keep_x)
+        self.combined = True
+        return combined_storm_steps(
+            lambda x, before, keep, batch: self(x, batch), start, settings, batches
+        )
 
     def uses(self) -> Iterator[Use]:
         names = {-1.0: "anchor", -2.0: "full"}
@@ -153,12 +176,20 @@ class Accountant:
     def epsilon(self, rounds: int) -> float:
         """The largest epsilon of a client after so many rounds; 0 before the first."""
         taken = self._rounds_of_clients(rounds)
-        # of clients with the same rates, the one with most rounds has spent most
-        most: dict[tuple[tuple[str, float], ...], int] = {}
+        # a client with higher rates and at least as many rounds has spent more
+        most: dict[tuple[float, ...], int] = {}
+        kinds = sorted(self.rates[0])
         for rates, count in zip(self.rates, taken, strict=True):
-            key = tuple(sorted(rates.items()))
+            key = tuple(rates[kind] for kind in kinds)
             most[key] = max(most.get(key, 0), count)
-        return max(self._epsilon(dict(key), count) for key, count in most.items())
+        worst: list[tuple[tuple[float, ...], int]] = []
+        for key, count in sorted(most.items(), reverse=True):
+            behind = (
+                count <= rounds and all(map(operator.le, key, other)) for other, rounds in worst
+            )
+            if not any(behind):
+                worst.append((key, count))
+        return max(self._epsilon(dict(zip(kinds, key, strict=True)), count) for key, count in worst)
 
     def of_client(self, client: int, rounds: int) -> float:
         return self._epsilon(self.rates[client], self._rounds_of_clients(rounds)[client])
@@ -251,4 +282,20 @@ def cap(examples: int, rate: float, draws: int, delta: float) -> int:
     return min(examples, max(1, int(binom.isf(OVERFLOW * delta / draws, examples, rate)) + 1))
 
 
-__all__ = ["Accountant", "RoundCosts", "Use", "cap", "round_costs"]
+def probability_of_fewer(least: int, population: int, rate: float) -> float:
+    """That fewer than `least` of the clients are in a Poisson sample."""
+    require("differential privacy", "privacy", "scipy", "dp_accounting")
+    from scipy.stats import binom
+
+    return float(binom.cdf(least - 1, population, rate))
+
+
+__all__ = [
+    "Accountant",
+    "Rehearsed",
+    "RoundCosts",
+    "Use",
+    "cap",
+    "probability_of_fewer",
+    "round_costs",
+]

@@ -37,17 +37,27 @@ def clipped_sum(
             continue
         rows = gradients(some).detach()
         norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-        if not torch.isfinite(norms[real[some]]).all():
-            raise FafedError("the gradient of an example is not finite: look for NaN in the data")
-        factors = torch.where(real[some], clip / norms.clamp(min=clip), 0.0).to(rows.dtype)
+        factors = clip_factors(norms, real[some], clip).to(rows.dtype)
         total += factors @ torch.where(real[some][:, None], rows, 0.0)
     return total
 
 
+def clip_factors(norms: Tensor, real: Tensor, clip: float) -> Tensor:
+    """What to multiply gradients of these norms by; zero for what only fills up the batch."""
+    if not torch.isfinite(norms[real]).all():
+        raise FafedError("the gradient of an example is not finite: look for NaN in the data")
+    return torch.where(real, clip / norms.clamp(min=clip), 0.0)
+
+
+def keyed_draws(key: str) -> np.random.Generator:
+    """Random numbers that are a function of the key alone."""
+    words = np.frombuffer(hashlib.sha256(key.encode()).digest()[:16], np.uint64)
+    return np.random.Generator(np.random.Philox(key=words))
+
+
 def add_noise(total: Tensor, deviation: float, key: str) -> Tensor:
     """The sum with normal noise in every number: a function of the key alone."""
-    words = np.frombuffer(hashlib.sha256(key.encode()).digest()[:16], np.uint64)
-    draws = np.random.Generator(np.random.Philox(key=words))
+    draws = keyed_draws(key)
     noisy = total.clone()
     for start in range(0, total.numel(), STRETCH):
         part = noisy[start : start + STRETCH]

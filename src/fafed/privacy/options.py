@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from fafed.errors import ConfigError, nearest
@@ -27,10 +27,11 @@ def quorum(silos: int) -> int:
     return max(LEAST_SILOS, default_threshold(silos))
 
 
-NOISED = ("noise", "clip", "delta", "max_epsilon")
+NUMBERS = ("noise", "clip", "delta", "max_epsilon")
+NOISED = (*NUMBERS, "combine", "factors")
 NEEDED = {
     "noise": "how much noise there is, for example 1.0; `fafed privacy` finds it for an epsilon",
-    "clip": "the bound on the norm of one example's gradient, for example 1.0",
+    "clip": "the bound on the norm of a gradient or a message, for example 1.0",
     "delta": "a probability well below 1 / examples of a client, for example 1e-5",
 }
 
@@ -44,30 +45,46 @@ class Privacy:
         and gives the numbers that real silos would get.
     bits, headroom, first_bound: the encoding (`fafed.privacy.encoding`).
 
-    level: "example" for differential privacy of each example (a patient's record). Then these must
-        be given, and every record has the epsilon that has been spent:
-    noise: the standard deviation of the noise on a sum of gradients, in units of `clip`.
-    clip: the bound on the norm of one example's gradient.
-    delta: the probability of a larger loss of privacy than epsilon; below 1 / examples.
+    level: "example" for differential privacy of each example (a patient's record), "client" for
+        that of a client with all its data. Then these must be given, and every record has the
+        epsilon that has been spent:
+    noise: the standard deviation of the noise on a sum of gradients, in units of `clip`. With
+        "client" on a sum of messages.
+    clip: the bound on the norm of one example's gradient, or of one client's message.
+    delta: the probability of a larger loss of privacy than epsilon; below 1 / examples, or below
+        1 / clients.
     max_epsilon: the run stops before the round that would pass it; None: no limit.
+    combine: FAFED and STEM ask once in a step, for the difference of its two gradients. This costs
+        what one gradient costs. v then collects the squares of m. For "example".
+    factors: part of a message -> what it is divided by before the message is clipped, for "client".
+        They must not depend on the data. 1 if not given.
     """
 
     secure: bool = False
     bits: Literal[64, 32] = 64
     headroom: float = 8.0
     first_bound: float = 2.0**10
-    level: Literal["example"] | None = None
+    level: Literal["example", "client"] | None = None
     noise: float | None = None
     clip: float | None = None
     delta: float | None = None
     max_epsilon: float | None = None
+    combine: bool = False
+    factors: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.secure, bool):
-            raise ConfigError(f"privacy.secure must be true or false, got {self.secure!r}")
-        if self.level not in (None, "example"):
-            raise ConfigError(f"privacy.level must be 'example', got {self.level!r}")
-        for name in ("headroom", "first_bound", *NOISED):
+        for name in ("secure", "combine"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(
+                    f"privacy.{name} must be true or false, got {getattr(self, name)!r}"
+                )
+        if self.level not in (None, "example", "client"):
+            raise ConfigError(f"privacy.level must be 'example' or 'client', got {self.level!r}")
+        if not isinstance(self.factors, Mapping):
+            raise ConfigError(f"privacy.factors must be a table, got {self.factors!r}")
+        factors = {str(k): _number(f"factors.{k}", v) for k, v in self.factors.items()}
+        object.__setattr__(self, "factors", factors)
+        for name in ("headroom", "first_bound", *NUMBERS):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, _number(name, getattr(self, name)))
         if self.secure:
@@ -79,10 +96,10 @@ class Privacy:
 
     def _refuse_unused(self) -> None:
         for name in NOISED:
-            if getattr(self, name) is not None:
+            if getattr(self, name) not in (None, False, {}):
                 raise ConfigError(
                     f"privacy.{name} = {getattr(self, name)!r} does nothing without "
-                    "privacy.level = 'example'"
+                    "privacy.level = 'example' or 'client'"
                 )
 
     def _check_noise(self) -> None:
@@ -93,6 +110,14 @@ class Privacy:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"privacy.{name} must be > 0, got {value!r}")
+        for name, factor in self.factors.items():
+            if not factor > 0:
+                raise ConfigError(f"privacy.factors.{name} must be > 0, got {factor!r}")
+        other = {"example": "factors", "client": "combine"}[str(self.level)]
+        if getattr(self, other):
+            raise ConfigError(
+                f"privacy.{other} does nothing with privacy.level = {self.level!r}: leave it out"
+            )
         if self.delta is not None and not 0 < self.delta < 1:
             raise ConfigError(f"privacy.delta must be in (0, 1), got {self.delta!r}")
 
@@ -101,10 +126,10 @@ class Privacy:
 
         return Encoding(self.bits, self.headroom, self.first_bound)
 
-    def to_dict(self) -> dict[str, bool | int | float | str]:
+    def to_dict(self) -> dict[str, object]:
         """The settings that are not at their defaults."""
         given = ((f, getattr(self, f.name)) for f in dataclasses.fields(self))
-        return {f.name: value for f, value in given if value != f.default}
+        return {f.name: value for f, value in given if value not in (f.default, {})}
 
     @classmethod
     def from_dict(cls, table: Mapping[str, object]) -> Privacy:

@@ -49,7 +49,12 @@ class Guard:
         self.failed: Counter[int] = Counter()  # client -> how often
 
     def refused(
-        self, key: object, answers: Mapping[int, object], down: object, squares: Sequence[str] = ()
+        self,
+        key: object,
+        answers: Mapping[int, object],
+        down: object,
+        squares: Sequence[str] = (),
+        products: Sequence[str] = (),
     ) -> dict[int, str]:
         """Client -> reason, for clients whose answers are too large. `key` names the exchange. An
         answer is a message with its buffers, and so is `down`."""
@@ -60,7 +65,7 @@ class Guard:
         for name in next(iter(sizes.values()), {}):
             part, _, field = name.partition(".")
             field = field if part == "0" else f"buffer {field}"
-            times = self.bounds.norm ** (2 if field in squares else 1)
+            times = self.bounds.norm ** (2 if field in (*squares, *products) else 1)
             column = {client: one[name] for client, one in sizes.items()}
             for client, size in column.items():
                 others = [other for who, other in column.items() if who != client]

@@ -9,8 +9,10 @@ answered and changes nothing. Another model is refused, unless rounds were added
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
 
@@ -19,7 +21,7 @@ from fafed.core import tree
 from fafed.errors import FafedError
 from fafed.experiments import model_file
 from fafed.experiments.config import Experiment
-from fafed.experiments.rundir import MODEL_FILES
+from fafed.experiments.rundir import MODEL_FILES, RunDir
 from fafed.objectives.module import Model
 from fafed.silos import messages
 from fafed.silos.messages import ExchangeId, Message, Refused, Shapes
@@ -55,6 +57,23 @@ def hand_out(mailbox: Mailbox, run: str, state: State) -> list[str]:
             *(", ".join(without), MODEL_FILES["last"]),
         )
     return kept
+
+
+def owed(place: RunDir, silos: Sequence[str]) -> bool:
+    """Whether a run is finished, and one of its silos has not answered to the final model: the
+    server ended before it could hand it out, or the silo was absent."""
+    if not place.exists or not place.finished():
+        return False
+    rounds, offered, answered = place.experiment().rounds, set(), set()
+    path = place.path / "audit.jsonl"
+    for line in path.read_text("utf-8").splitlines() if path.is_file() else ():
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # a crash may cut a line short
+            told = json.loads(line)
+            if told["round"] == rounds and told["kind"] == KIND:
+                offered.add(told["attempt"])
+            elif told["direction"] == "received" and told["attempt"] in offered:
+                answered.add(told["peer"])
+    return not set(silos) <= answered
 
 
 class _Mark(TypedDict):

@@ -9,14 +9,16 @@
     max_visits_per_day = 2000.0     the same for all runs of a day, by UTC
     models_from_given_weights = []  models whose first weights the server may choose
     join_late = true                whether a run may begin here after its first round
+    require_secure = false          whether a run must have secure aggregation
+    min_silos_in_sum = 3            fewest silos in a secure sum
     max_local_steps = 1000
     max_threads = 16
     max_clients = 1000
     max_parameters = 1000000000     of a model that fafed brings
 
 The first nine limits protect the rows. They do not apply where `share = true`, because there the
-experiment brings its own data. The other four protect the machine. They are checked before anything
-is loaded or built.
+experiment brings its own data. The next two protect what leaves the silo. The last four protect the
+machine. They are checked before anything is loaded or built.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from fafed.core import tree
 from fafed.core.algorithm import AnyAlgorithm, exchanges_of_round
 from fafed.errors import ConfigError, FafedError
 from fafed.experiments.config import Experiment, Part
-from fafed.privacy.options import Privacy
+from fafed.privacy.options import LEAST_SILOS
 from fafed.silos import payload
 
 LOCK_SECONDS = 60.0  # the longest wait for another process; it needs the budget for milliseconds
@@ -57,6 +59,8 @@ class Limits(Part):
     max_visits_per_day: float = Field(default=2000.0, gt=0, strict=False)
     models_from_given_weights: list[str] = Field(default_factory=list)
     join_late: bool = True
+    require_secure: bool = False
+    min_silos_in_sum: int = Field(default=LEAST_SILOS, ge=LEAST_SILOS)
     max_local_steps: int = Field(default=1000, ge=1)
     max_threads: int = Field(default=16, ge=1)
     max_clients: int = Field(default=1000, ge=1)
@@ -64,7 +68,14 @@ class Limits(Part):
 
     def check_machine(self, experiment: Experiment, clients: int) -> None:
         """Refuse what would block or kill this silo, before anything is loaded or built."""
-        refuse_privacy(experiment)
+        refuse_noise(experiment)
+        if experiment.privacy_options().secure:
+            self._at_least("the number of silos in a secure sum", clients, "min_silos_in_sum")
+        elif self.require_secure:
+            raise Refusal(
+                "this silo takes part only under secure aggregation: its file has require_secure = "
+                "true; add [privacy] secure = true to the experiment, or ask who runs the silo"
+            )
         self._at_most("local_steps", experiment.local_steps, "max_local_steps")
         self._at_most("threads", experiment.threads, "max_threads")
         self._at_most("the number of clients", clients, "max_clients")
@@ -146,12 +157,12 @@ class Limits(Part):
             )
 
 
-def refuse_privacy(experiment: Experiment) -> None:
+def refuse_noise(experiment: Experiment) -> None:
     """Refuse options that would promise something here and do nothing."""
-    if experiment.privacy_options() != Privacy():
+    if experiment.privacy_options().level is not None:
         raise Refusal(
-            f"the table [privacy] of {experiment.name} works in simulation and on ranks, not over "
-            "silos: take it out"
+            f"privacy.level of {experiment.name} works in simulation and on ranks, not over silos: "
+            "take it out"
         )
 
 

@@ -160,14 +160,7 @@ class Silos(Engine):
         place: ExchangeId,
     ) -> dict[int, Given]:
         """The answers, in the order of the clients."""
-        here = set(self.federation.silos) & set(self.mailbox.transport.present())
-        wanted = [c for c in clients if not self.guard.out(c)]
-        asked = [c for c in wanted if self.federation.silos[c] in here]
-        for absent in sorted(set(wanted) - set(asked)):
-            log.warning(
-                "round %d: silo %r is not there", place.round, self.federation.silos[absent]
-            )
-        self._enough(len(asked), f"round {place.round}")
+        asked = self._asked(clients, place)
         like = self._like(exchange, down, buffers, place)
         packed = messages.pack((down, buffers))
         requests = {self.federation.silos[c]: self._request(place, c, packed) for c in asked}
@@ -197,6 +190,18 @@ class Silos(Engine):
             raise diverged[0]
         return given
 
+    def _asked(self, clients: Sequence[int], place: ExchangeId) -> list[int]:
+        """The clients that are there."""
+        here = set(self.federation.silos) & set(self.mailbox.transport.present())
+        wanted = [c for c in clients if not self.guard.out(c)]
+        asked = [c for c in wanted if self.federation.silos[c] in here]
+        for absent in sorted(set(wanted) - set(asked)):
+            log.warning(
+                "round %d: silo %r is not there", place.round, self.federation.silos[absent]
+            )
+        self._enough(len(asked), f"round {place.round}")
+        return asked
+
     def _beyond(
         self, given: Mapping[int, Given], down: object, place: ExchangeId
     ) -> dict[int, str]:
@@ -205,7 +210,8 @@ class Silos(Engine):
             return {}  # there is only one silo
         answers = {client: (one.message, one.buffers) for client, one in given.items()}
         key = place.round == 1, place.exchange
-        return self.guard.refused(key, answers, down, self.algorithm.squares)
+        own = self.algorithm
+        return self.guard.refused(key, answers, down, own.squares, own.products)
 
     def _refuse(self, client: int, place: ExchangeId, why: str) -> None:
         silo = self.federation.silos[client]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict, cast
 
 import torch
@@ -13,26 +14,29 @@ from torch import Tensor
 from fafed import data as datasets
 from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.records import Record
-from fafed.errors import ConfigError
-from fafed.experiments import assemble
+from fafed.errors import FAULTS, ConfigError
+from fafed.experiments import assemble, model_options
 from fafed.experiments.assemble import Prepared, Shards
 from fafed.experiments.config import Experiment
 from fafed.experiments.execute import OnRecord, execute
 from fafed.experiments.rundir import RunDir
 from fafed.files import Json
 from fafed.objectives.module import Model
+from fafed.privacy.options import LEAST_SILOS
 from fafed.silos import final_model, memory, messages
 from fafed.silos.audit import Audit, logged
 from fafed.silos.bounds import Bounds, Guard
-from fafed.silos.limits import refuse_privacy
-from fafed.silos.messages import EMPTY, ExchangeId, Facts, Refused
+from fafed.silos.limits import refuse_noise
+from fafed.silos.messages import EMPTY, Content, ExchangeId, Facts, Refused
 from fafed.silos.remote_engine import NAME as ENGINE_NAME
 from fafed.silos.remote_engine import Silos
-from fafed.silos.server import FederationConfig, Mailbox, TooFew, Transport, log
+from fafed.silos.server import FederationConfig, Mailbox, TooFew, Transport, Unfit, log
 from fafed.silos.site import check_server
 from fafed.training.build import build, weights_of
 from fafed.training.evaluation import Parts, chunks, evaluator
 from fafed.training.loop import Measure, Run
+
+LASTING = {"DataError", "ConfigError"}  # a silo's errors that only people can correct
 
 
 def serve(
@@ -42,19 +46,25 @@ def serve(
     federation: FederationConfig,
     *,
     measure: str | None = None,
+    table: Mapping[str, Any] | None = None,
     allow: Sequence[str] | None = None,
     bounds: Bounds | None = None,
     on_record: OnRecord | None = None,
+    authority: Path | None = None,
 ) -> None:
     """Run the experiment over these silos. Resume it if it has begun before. At the end the silos
     get the final model.
 
     measure: the data for evaluation: a file of inputs and targets, or "share" for the experiment's
     own data (in a local federation), or None for no evaluation.
+    table: the rules for that file, if it is a table: `fafed.data.tables`.
     allow: the code, beside fafed's own, that may run here. None allows any code.
     bounds: what one silo may do to the run.
+    authority: the project's root certificate. With it, the server leaves out a silo that takes part
+    in a secure sum with a wrong certificate.
     """
-    refuse_privacy(experiment)
+    check_privacy(experiment, federation.silos)
+    model_options.require_sizes(experiment)
     if allow is not None:
         check_server(experiment, allow, shares_data=measure == "share")
     if experiment.baseline is not None:
@@ -75,13 +85,15 @@ def serve(
         torch.set_num_threads(experiment.threads)
         memory.return_memory()
         known = greeted(experiment, place, mailbox, bounds)
-        shards = _measured(experiment, measure)
+        shards = _measured(experiment, measure, table)
         goal = assemble.model(experiment, text=shards.text)
         memory.park(goal, place.path)
         metrics = assemble.chosen(experiment, text=shards.text)
         found = evaluator(goal, shards.measured, metrics, threads=experiment.threads)
 
         def silos(algorithm: AnyAlgorithm) -> Silos:
+            if experiment.privacy_options().secure:
+                return _secure(experiment, algorithm, goal, mailbox, known, bounds, authority)
             return Silos(
                 algorithm,
                 goal,
@@ -109,21 +121,34 @@ def serve(
             measure=tried,
             measure_every=experiment.eval_every,
             check_state=True,
+            privacy=experiment.privacy_options(),
         )
         if known.get("sends"):
             run.measure = _with_silos(tried, cast(Silos, run.engine))
         begun.append((known["run"], run))
         return Prepared(run, goal, shards)
 
+    def hand_out() -> None:
+        ((name, run),) = begun
+        final_model.hand_out(mailbox, name, run.state)
+
     def recorded(record: Record) -> None:
         if record.round == experiment.rounds:
-            ((name, run),) = begun
-            final_model.hand_out(mailbox, name, run.state)
+            hand_out()
         if on_record:
             on_record(record)
 
     with logged(place.path / "log.txt"):
-        execute(experiment, place, recorded, prepare, lag=0)  # silos keep only two rounds
+        finished = place.exists and place.finished() and place.round() >= experiment.rounds
+        try:
+            execute(experiment, place, recorded, prepare, lag=0)  # silos keep only two rounds
+        except TooFew as cause:
+            if not finished:
+                raise
+            log.warning("the run is finished, but its model cannot be handed out: %s", cause)
+        else:
+            if finished:  # an earlier server ended before it could
+                hand_out()
 
 
 class Known(TypedDict):
@@ -135,6 +160,44 @@ class Known(TypedDict):
     units: int | None
     epoch_steps: int
     sends: NotRequired[list[list[str]]]  # the numbers that each silo sends now; not in the file
+
+
+def check_privacy(experiment: Experiment, silos: Sequence[str]) -> None:
+    """Refuse options that cannot be had over these silos."""
+    refuse_noise(experiment)
+    if experiment.privacy_options().secure and len(silos) < LEAST_SILOS:
+        raise ConfigError(
+            f"a secure sum needs at least {LEAST_SILOS} silos, got {len(silos)}: a sum of two "
+            "shows each of them the other's message"
+        )
+
+
+def _secure(
+    experiment: Experiment,
+    algorithm: AnyAlgorithm,
+    goal: Model,
+    mailbox: Mailbox,
+    known: Known,
+    bounds: Bounds,
+    authority: Path | None,
+) -> Silos:
+    from fafed.privacy.secure_sum.identity import ProjectCA  # needs packages of its own
+    from fafed.silos.secure.engine import SecureSilos, told
+
+    log.info("%s", told(len(known["silos"])))
+    return SecureSilos(
+        algorithm,
+        goal,
+        mailbox,
+        experiment=experiment,
+        examples=known["examples"],
+        run=known["run"],
+        units=known["units"],
+        epoch_steps=known["epoch_steps"],
+        bounds=bounds,
+        sends=known.get("sends", ()),
+        trust=None if authority is None else ProjectCA(authority.read_bytes()),
+    )
 
 
 class Welcome(NamedTuple):
@@ -164,6 +227,7 @@ def greeted(experiment: Experiment, place: RunDir, mailbox: Mailbox, bounds: Bou
     }
     kinds: dict[str, messages.Shapes] = {"welcome": {}, "refused": {}, "failed": {}}
     said: dict[str, Welcome] = {}
+    declined: dict[str, str] = {}  # silo -> why it will not take part, however often it is asked
     for silo, found in mailbox.ask(requests, at, kinds, EMPTY.digest, federation.start):
         if found is not None and found.kind == "welcome":
             try:
@@ -171,13 +235,18 @@ def greeted(experiment: Experiment, place: RunDir, mailbox: Mailbox, bounds: Bou
             except Refused as why:
                 log.error("refused the welcome of %r: %s", silo, why)
         elif found is not None:
-            reason = found.facts.get("why", f"its log says why ({found.facts.get('error')})")
-            log.error("silo %r does not take part: %s", silo, messages.clean(reason))
+            reason, lasting = _reason(found)
+            log.error("silo %r does not take part: %s", silo, reason)
+            if lasting:
+                declined[silo] = reason
     if not known:
         _drop_unbelievable(said, bounds)
     needed = federation.min_silos if known else len(federation.silos)
     if len(said) < needed:
         missing = [silo for silo in federation.silos if silo not in said]
+        if len(federation.silos) - len(declined) < needed:
+            reasons = "; ".join(f"{silo}: {declined[silo]}" for silo in missing if silo in declined)
+            raise Unfit(f"{reasons}. Correct this there, then give the same command again")
         raise TooFew(
             f"{len(said)} of {len(federation.silos)} silos take part, {missing} do not, and "
             + (f"min_silos is {needed}" if known else "a run begins with all of them")
@@ -199,6 +268,18 @@ def greeted(experiment: Experiment, place: RunDir, mailbox: Mailbox, bounds: Bou
     }
     place.write_json("silos.json", begun, indent=2, private=True)
     return begun | {"sends": sends}
+
+
+def _reason(found: Content) -> tuple[str, bool]:
+    """Why a silo does not take part, in the server's own words or those of a refusal, and whether
+    it would be the same the next time."""
+    if found.kind == "refused":
+        return messages.clean(found.facts.get("why", "it refuses")), True
+    fault, error = found.facts.get("fault"), found.facts.get("error")
+    if isinstance(fault, str) and fault in FAULTS:
+        return FAULTS[fault], True
+    name = messages.clean(error, 80)
+    return f"it failed, and its own log says why ({name})", error in LASTING
 
 
 def _welcome(facts: Facts, experiment: Experiment) -> Welcome:
@@ -244,14 +325,16 @@ def _epoch_steps(examples: list[int], units: int | None) -> int:
     return 1 if units is None else max(1, round(sum(examples) / len(examples) / units))
 
 
-def _measured(experiment: Experiment, measure: str | None) -> Shards:
+def _measured(
+    experiment: Experiment, measure: str | None, table: Mapping[str, Any] | None
+) -> Shards:
     """The data that the server evaluates on. The server has no training data."""
     nothing: Any = None
     if measure == "share":
         return assemble.shard(experiment)._replace(source=nothing)
     if measure is None:
         return Shards(nothing, {}, None, None, text=False)
-    test = datasets.from_file(measure)
+    test = datasets.from_file(measure, datasets.Table.from_dict(table or {}))
     return Shards(nothing, {"test": lambda: chunks(test)}, None, None, text=False)
 
 

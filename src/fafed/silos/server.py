@@ -24,6 +24,10 @@ class TooFew(FafedError):
     """Fewer silos than the run must have."""
 
 
+class Unfit(TooFew):
+    """Silos have said that they cannot take part. Another try would end alike."""
+
+
 class Transport(Protocol):
     """Carries messages to silos. This is all that a new transport must implement."""
 

@@ -3,8 +3,11 @@
     folder = "/srv/fafed"                    # what the silo keeps: states, the audit file
     allow = ["fashion-cnn", "my_models:Net"] # models and own code that may run here
 
+    tell_faults = true                       # the server may learn what is wrong with the data
+
     [data]
     folder = "/srv/records"                  # or function = "module:function", or share = true
+    table = { ... }                          # rules for .csv and .parquet: `fafed.data.tables`
 
     [limits]                                 # see `fafed.silos.limits`
     min_batch_size = 64
@@ -15,6 +18,9 @@
     [evaluate]                               # without it, no evaluation leaves the silo
     share = 0.2                              # held out from the rows to train on
     send = ["loss", "accuracy"]              # the numbers that may leave
+
+    [secure]                                 # secure aggregation: docs/privacy.md
+    silos = ["north", "south", "west"]       # who may be in a sum with this silo, itself included
 
 The file stays on the silo. The server learns no path and no example, only the number of examples.
 `share = true` takes this client's share of the experiment's own data, for a local federation.
@@ -46,6 +52,7 @@ class SiteData(Part):
     folder: str | None = None  # one .npz, .safetensors, .parquet or .csv file, perhaps a test file
     function: str | None = None  # "module:function" returning ([(inputs, targets)], None)
     options: dict[str, Any] = Field(default_factory=dict)  # for the function
+    table: dict[str, Any] = Field(default_factory=dict)  # of the folder, if its file is a table
     share: bool = False  # the client's share of the experiment's own data
 
     @model_validator(mode="after")
@@ -53,7 +60,25 @@ class SiteData(Part):
         given = [k for k in ("folder", "function", "share") if getattr(self, k)]
         if len(given) != 1:
             raise ValueError(f"give exactly one of folder, function, share; got {given or 'none'}")
+        self.rules()
         return self
+
+    def examples(self) -> Any:
+        """The examples of this silo, as `fafed.data.Own` has them for one client."""
+        own = (
+            datasets.from_folder(self.folder, self.rules())
+            if self.folder
+            else datasets.from_function(self.function or "", **self.options)
+        )
+        if len(own.clients) != 1:
+            raise DataError(
+                f"the silo's data has {len(own.clients)} clients: a silo is one; keep one file",
+                fault="files",
+            )
+        return own.clients[0]
+
+    def rules(self) -> datasets.Table:
+        return datasets.Table.from_dict(self.table)
 
 
 class SiteModel(Part):
@@ -66,6 +91,29 @@ class Evaluate(Part):
     share: float = Field(default=0.0, ge=0, lt=1, strict=False)  # 0: the experiment's client_test
     send: list[str] = Field(default_factory=list)  # "loss", and metrics of the experiment
     min_rows: int = Field(default=20, ge=1)  # with fewer rows held out, nothing leaves
+
+
+class Secure(Part):
+    """Who a silo is in a secure sum, and whom it trusts there."""
+
+    silos: list[str] = Field(default_factory=list)  # with certificates of the kit's authority
+    keys: dict[str, str] = Field(default_factory=dict)  # or silo -> public key, which is pinned
+    name: str | None = None  # of this silo, where the transport does not tell it: Flower
+    key: Path | None = Field(default=None, strict=False)  # this silo's private key; None: the kit's
+
+    @model_validator(mode="after")
+    def _one_list(self) -> Secure:
+        if self.silos and self.keys:
+            raise ValueError("give one of silos and keys: pinned keys are the list of silos, too")
+        return self
+
+
+class Kit(NamedTuple):
+    """Files with which a transport gives a silo its name: PEM."""
+
+    key: Path
+    certificate: Path
+    authority: Path  # the project's root certificate
 
 
 class SiloData(NamedTuple):
@@ -82,9 +130,11 @@ class Site(Part):
     allow: list[str]
     data: SiteData
     limit: int = Field(default=16 * 2**30, ge=1)  # bytes of a message
+    tell_faults: bool = False  # whether the server may learn the kind of a fault in the data
     limits: Limits = Limits()
     model: SiteModel = SiteModel()
     evaluate: Evaluate = Evaluate()
+    secure: Secure = Secure()
 
     @classmethod
     def read(cls, path: Path) -> Site:
@@ -100,7 +150,12 @@ class Site(Part):
                 for e in cause.errors()
             )
             raise ConfigError(f"the silo's file {path}: {wrong}") from None
-        return site.model_copy(update={"folder": path.parent / site.folder})
+        changes: dict[str, object] = {"folder": path.parent / site.folder}
+        if site.secure.key is not None:
+            changes["secure"] = site.secure.model_copy(
+                update={"key": path.parent / site.secure.key}
+            )
+        return site.model_copy(update=changes)
 
     def check(self, experiment: Experiment, clients: int) -> None:
         """Refuse code that is not on the allow-list, and what exceeds the machine's limits."""
@@ -144,14 +199,7 @@ class Site(Part):
             shared = shards.client_test[client] if shards.client_test else None
             count = sum(one.size for one in shared()) if shared else 0
             return SiloData(shards.source, shards.text, shared, count)
-        own = (
-            datasets.from_folder(self.data.folder)
-            if self.data.folder
-            else datasets.from_function(self.data.function or "", **self.data.options)
-        )
-        if len(own.clients) != 1:
-            raise DataError(f"the silo's data has {len(own.clients)} clients: a silo is one")
-        source, *_ = open_data(own.clients, **sizes(experiment))
+        source, *_ = open_data([self.data.examples()], **sizes(experiment))
         (n,) = source.examples
         rows, _ = held_out(n, experiment.data.validation, experiment.seed + client)
         share = self.evaluate.share or experiment.data.client_test

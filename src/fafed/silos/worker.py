@@ -8,13 +8,14 @@ paths. The server learns only the kind of the error.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,22 +26,29 @@ from fafed.core.algorithm import AnyAlgorithm, Exchange, HasX, exchanges_of_roun
 from fafed.data.checks import check_labels, check_numbers
 from fafed.data.sources.base import Source
 from fafed.engines.base import ClientState, NotFinite
-from fafed.engines.client import Oracle, check, visit
-from fafed.errors import FafedError
-from fafed.experiments import assemble
+from fafed.engines.client import Oracle, Visit, check, visit
+from fafed.errors import DataError, FafedError
+from fafed.experiments import assemble, model_options
 from fafed.experiments.config import Experiment
 from fafed.files import Json
 from fafed.objectives.base import Memory
 from fafed.objectives.module import Model
+from fafed.privacy.refusal import Over
+from fafed.privacy.refusal import Refused as NoSum
 from fafed.silos import final_model, memory, messages, payload
 from fafed.silos.audit import Audit, logged
 from fafed.silos.limits import Budget, Refusal
 from fafed.silos.messages import EMPTY, Content, ExchangeId, Facts, Message, Packed, Refused
-from fafed.silos.site import SiloData, Site
+from fafed.silos.site import Kit, SiloData, Site
 from fafed.silos.state_store import Lost, Store
 from fafed.training.evaluation import Evaluator
 
+if TYPE_CHECKING:
+    from fafed.silos.secure.silo import SecureSums
+
 log = logging.getLogger("fafed")
+Handler: TypeAlias = "Callable[[Message, ExchangeId, Facts], tuple[str, Facts, Packed]]"
+SMALL_STEPS = ("keys", "shares", "agree", "unmask")  # of a secure sum
 
 
 class RunPlan(NamedTuple):
@@ -63,17 +71,42 @@ class Part(NamedTuple):
     test_rows: int
 
 
+class Worked(NamedTuple):
+    """What came of an exchange on this silo."""
+
+    visit: Visit
+    buffers: tuple[Tensor, ...]  # that the server has sent
+    keep: Callable[[], None]  # writes the client's new state to disk
+
+
 class Worker:
     """One silo. Requests are handled one at a time."""
 
-    def __init__(self, name: str, site: Site) -> None:
+    def __init__(
+        self, name: str, site: Site, kit: Kit | None = None, carried: bytes | None = None
+    ) -> None:
+        """kit: what the transport gives a silo to sign with. carried: the secure sum that the
+        process before had under way, where every message has a process of its own; else None."""
         self.name = name
         self.site = site
+        self.kit = kit
+        self.carried = carried
         self.audit = Audit(site.folder / "audit.jsonl", name)
         self.lock = threading.Lock()
         self.budget = Budget(site.folder)
         self.parts: dict[str, Part] = {}  # run -> the silo's part in it
         self.algorithms: dict[tuple[str, int], AnyAlgorithm] = {}
+
+    @functools.cached_property
+    def sums(self) -> SecureSums:
+        """The silo's part in secure sums. It needs packages that open runs do not need."""
+        from fafed.silos.secure.silo import SecureSums
+
+        return SecureSums(self.name, self.site, self.kit, self.carried)
+
+    def held(self) -> bytes:
+        """The secure sum under way, for the next process. It must stay in memory."""
+        return self.sums.held() if "sums" in self.__dict__ else self.carried or b""
 
     def handle(self, request: Message) -> Message:
         """The answer to a request. A wrong request gets an answer, too."""
@@ -113,20 +146,22 @@ class Worker:
             place = ExchangeId.from_head(head)
             asked, digest = head["kind"], head["sha256"]
             self.audit.note("received", "server", asked, place, size, digest)
-            kinds = {
+            kinds: dict[str, Handler] = {
                 "hello": self._hello,
                 "visit": self._visit,
                 "measure": self._measure,
                 final_model.KIND: self._final,
+                "masked": self._masked,
+                **{step: functools.partial(self._step, step) for step in SMALL_STEPS},
             }
             if asked not in kinds:
                 raise Refused(f"it is a {asked!r}, expected {', '.join(kinds)}")
             request = request._replace(body=payload.shelved(request.body, self.site.folder))
             kind, facts, packed = kinds[asked](request, place, head["facts"])
-        except (Refused, Refusal) as cause:
+        except (Refused, Refusal, NoSum) as cause:
             why = messages.clean(cause, 500)
             log.warning("%s: refused the server's message: %s", self.name, why)
-            facts = {"why": why}
+            kind, facts = ("over" if isinstance(cause, Over) else kind), {"why": why}
         except Lost as cause:
             log.warning("%s: %s; this silo joins as a new one", self.name, cause)
             kind = "lost"
@@ -134,18 +169,23 @@ class Worker:
             kind, facts = "diverged", {"what": cause.what}
         except Exception as cause:  # the text may name paths, so it stays here
             log.exception("%s: round %d failed", self.name, place.round)
-            kind, facts = "failed", {"error": type(cause).__name__}
+            kind, facts = "failed", {"error": type(cause).__name__, **self._fault(cause)}
         answer = messages.write(kind, place, facts, packed)
         told = {"numbers": json.dumps(facts)} if kind == "measured" else {}
         self.audit.note("sent", "server", kind, place, answer.size, packed.digest, **told)
         return answer
+
+    def _fault(self, cause: Exception) -> Facts:
+        """The kind of fault in this silo's data, if its file allows the server to know it."""
+        told = self.site.tell_faults and isinstance(cause, DataError) and cause.fault
+        return {"fault": cause.fault} if told and isinstance(cause, DataError) else {}
 
     def _hello(
         self, request: Message, place: ExchangeId, facts: Facts
     ) -> tuple[str, Facts, Packed]:
         messages.read(request, place, {"hello": {}}, self.site.limit)
         plan = _plan(facts)
-        part = self._loaded(place.run, plan)
+        part = self.loaded(place.run, plan)
         written = [json.dumps(plan._asdict()).encode()]
         files.write(self._folder(place.run) / "plan.json", written, private=True)
         share = self.site.data.share
@@ -191,11 +231,70 @@ class Worker:
         self, request: Message, place: ExchangeId, facts: Facts
     ) -> tuple[str, Facts, Packed]:
         part = self._part(place.run)
+        if part.experiment.privacy_options().secure:
+            raise Refused("this run has secure aggregation: the silo's answer does not leave open")
+        done = self._worked(request, place, facts, part)
+        done.keep()
+        told = {
+            "loss": float(done.visit.loss) if done.visit.has_loss else None,
+            "evaluations": done.visit.evaluations,
+            "samples": done.visit.samples,
+        }
+        return "answer", told, messages.pack((done.visit.message, done.visit.buffers))
+
+    def _step(
+        self, step: str, request: Message, place: ExchangeId, facts: Facts
+    ) -> tuple[str, Facts, Packed]:
+        """A step of a secure sum, except for the one with the silo's own numbers."""
+        self._secure_part(place.run)
+        bytes_only: messages.Shapes = {"0": (None, torch.uint8)}
+        found = messages.read(request, place, {step: bytes_only}, self.site.limit)
+        answer = self.sums.answer(step, place, found.tensors["0"].numpy().tobytes())
+        return step, {}, messages.pack((answer,))
+
+    def _masked(
+        self, request: Message, place: ExchangeId, facts: Facts
+    ) -> tuple[str, Facts, Packed]:
+        """The step of a secure sum in which the silo computes. Its answer leaves under masks."""
+        from fafed.silos.secure.silo import BeyondBounds
+        from fafed.silos.secure.task import silo_encoder, task
+
+        part = self._secure_part(place.run)
+        _, client, clients = part.plan
+        body = messages.glance(request.head)["sha256"]  # it is checked when the numbers are read
+        self.sums.check_task(place, task(part.experiment, clients, body, facts))
+        encoder = silo_encoder(
+            part.experiment,
+            self._algorithm(place.run, part, facts),
+            place,
+            facts,
+            client=client,
+            clients=clients,
+            own=part.source.examples[client],
+        )
+        done = self._worked(request, place, facts, part)
+        try:
+            vector = self.sums.masked(client, done.visit, done.buffers, encoder, facts)
+        except BeyondBounds as cause:
+            log.warning("%s: absent from round %d: %s", self.name, place.round, cause)
+            return "beyond", {"leaves": cause.leaves}, EMPTY
+        done.keep()
+        return "masked", {}, messages.pack((vector,))
+
+    def _secure_part(self, run: str) -> Part:
+        part = self._part(run)
+        if not part.experiment.privacy_options().secure:
+            raise Refused("this run has no secure aggregation")
+        return part
+
+    def _worked(self, request: Message, place: ExchangeId, facts: Facts, part: Part) -> Worked:
+        """Run the client on what the server has sent."""
         algorithm = self._algorithm(place.run, part, facts)
         exchange = _exchange(algorithm, part.experiment, place, facts.get("opening"))
         like = (_sent(algorithm, exchange, part.goal.x0), part.goal.start().buffers)
         expected = {n: (None, dtype) for n, (_, dtype) in messages.shapes(like).items()}
-        found = messages.read(request, place, {"visit": {**expected}}, self.site.limit)
+        kinds: dict[str, messages.Shapes] = {"visit": {**expected}, "masked": {**expected}}
+        found = messages.read(request, place, kinds, self.site.limit)
         device = part.goal.x0.device
         tensors = {name: leaf.to(device) for name, leaf in found.tensors.items()}
         down, buffers = tree.unflatten(like, tensors)
@@ -215,14 +314,12 @@ class Worker:
         oracle = Oracle(part.goal, Memory(buffers, state.hidden))
         done = visit(oracle, exchange, down, state.local, batches)
         check(client, done.loss, done.message)
-        if keeps:
-            store.save(place, done.state, base)
-        told = {
-            "loss": float(done.loss) if done.has_loss else None,
-            "evaluations": done.evaluations,
-            "samples": done.samples,
-        }
-        return "answer", told, messages.pack((done.message, done.buffers))
+
+        def keep() -> None:
+            if keeps:
+                store.save(place, done.state, base)
+
+        return Worked(done, buffers, keep)
 
     def _final(
         self, request: Message, place: ExchangeId, facts: Facts
@@ -259,12 +356,16 @@ class Worker:
 
     # What a run needs, loaded once per process.
 
-    def _loaded(self, run: str, plan: RunPlan) -> Part:
+    def loaded(self, run: str, plan: RunPlan) -> Part:
         if run not in self.parts or self.parts[run].plan != plan:
             experiment = Experiment.from_dict(plan.experiment, "the server's experiment")
             self.site.check(experiment, plan.clients)
+            if experiment.privacy_options().secure:
+                _ = self.sums  # a silo that cannot take part says so now
             torch.set_num_threads(experiment.threads)
             found = self.site.load(experiment, plan.client, plan.clients)
+            model_options.check_inputs(experiment, found.source)
+            model_options.check_outputs(experiment, found.source, plan.client)
             goal = assemble.model(experiment, text=found.text)
             memory.park(goal, self.site.folder)
             source = found.source.to(goal.x0.device, goal.dtype)
@@ -280,7 +381,7 @@ class Worker:
         return self.parts[run]
 
     def _part(self, run: str) -> Part:
-        return self.parts[run] if run in self.parts else self._loaded(run, self._known(run))
+        return self.parts[run] if run in self.parts else self.loaded(run, self._known(run))
 
     def _known(self, run: str) -> RunPlan:
         try:

@@ -20,11 +20,12 @@ from fafed.errors import ConfigError
 from fafed.objectives import module as objectives
 from fafed.objectives.base import Objective
 from fafed.objectives.function import Function
+from fafed.privacy.clients import ClientNoise
 from fafed.privacy.options import LEAST_SILOS, Privacy, quorum
 from fafed.training.baselines import Alone, check_baseline, pooled
 from fafed.training.cohort import Cohort, Participation
 from fafed.training.loop import Run
-from fafed.training.private import private_parts
+from fafed.training.private import private_clients, private_parts
 
 MakeEngine = Callable[[AnyAlgorithm], Engine]  # of the algorithm that is bound to the model
 
@@ -64,10 +65,14 @@ def build(
     cohort = partial(Cohort, participation=participation, failure=failure, seed=seed)
     if privacy.secure:
         cohort = partial(cohort, quorum=quorum)
+    if privacy.level == "client":
+        cohort = partial(cohort, poisson=True)
     bound = algorithm.bind_model(objective.shapes).bind_run(rounds, local_steps)
     if callable(engine):
         made = engine(bound)
         who = cohort(made.population)
+        if privacy.secure:
+            check_secure(who)
     else:
         assert source is not None, "a back end needs the clients' data"
         who = cohort(len(source.examples))
@@ -88,10 +93,22 @@ def build(
                 return run(one, local_steps=steps, threads=threads, ranks=ranks, **evaluated)
             alone = partial(run, local_steps=local_steps, threads=threads, workers=1)
             return Alone(source, alone, threads=threads, **evaluated)
-        if privacy.secure:
-            check_secure(who)
         goal: Objective = objective
-        if privacy.level is not None:
+        noise: ClientNoise | None = None
+        if privacy.level == "client":
+            noise, budget = private_clients(
+                privacy,
+                bound,
+                objective,
+                who,
+                rounds=rounds,
+                local_steps=local_steps,
+                uniform=len(set(weights_of(weights, source.examples))) == 1,
+                seed=seed,
+            )
+        elif privacy.secure:
+            check_secure(who)
+        if privacy.level == "example":
             goal, source, budget = private_parts(
                 privacy,
                 bound,
@@ -113,7 +130,8 @@ def build(
             engine=engine,
             workers=workers,
             threads=threads,
-            encoding=privacy.encoding() if privacy.secure else None,
+            encoding=privacy.encoding() if privacy.secure and noise is None else None,
+            noise=noise,
             seed=seed,
         )
         made = simulation if ranks is None else Distributed(simulation, ranks)

@@ -32,8 +32,11 @@ class Cohort:
         failure: float = 0.0,
         seed: int = 0,
         quorum: Callable[[int], int] = lambda invited: 1,
+        poisson: bool = False,
     ) -> None:
-        """quorum: how many of the invited clients must answer. If fewer do, nobody counts."""
+        """quorum: how many of the invited clients must answer. If fewer do, nobody counts.
+        poisson: each client is invited with the same probability, independently of all others, as
+        the accounting of differential privacy assumes."""
         if isinstance(participation, np.ndarray):
             participation = participation.tolist()
         self.population = population
@@ -41,6 +44,7 @@ class Cohort:
         self.failure = checked("failure", failure)
         self.seed = checked("seed", seed)
         self.quorum = quorum
+        self.poisson = poisson
         choice = self.participation
         if isinstance(choice, Sequence) and not isinstance(choice, str):
             if not choice:
@@ -67,6 +71,10 @@ class Cohort:
             return self._checked(choice[(round - 1) % len(choice)])
         if choice == 1:
             return tuple(range(self.population))
+        if self.poisson:
+            everyone = np.arange(self.population)
+            draw = randomness.uniform(randomness.keys("cohort", self.seed, round, everyone))
+            return tuple(everyone[draw < choice].tolist())
         count = max(1, round_half_up(choice * self.population))
         order = randomness.permutations(
             randomness.keys("cohort", self.seed, round), self.population

@@ -21,7 +21,7 @@ from fafed.core import tree
 from fafed.core.algorithm import AnyAlgorithm, HasX, exchanges_of_round
 from fafed.core.arguments import checked
 from fafed.core.records import History, Record
-from fafed.engines.base import Engine, NobodyAnswered, NotFinite, StateLost
+from fafed.engines.base import Engine, NobodyAnswered, NotFinite, RoundLost, StateLost
 from fafed.errors import ConfigError, FafedError
 from fafed.training.budget import Budget
 from fafed.training.cohort import Cohort
@@ -211,7 +211,9 @@ class Run:
                 self.engine.ranks.agreed = error  # every rank knows this loss and stops here
             raise error
         totals = totals._replace(seconds=totals.seconds + time.perf_counter() - began)
-        members = invited if invited == clients else ()
+        # with random cohorts nothing may depend on whether two are equal by chance
+        known = invited == clients and (not self.cohort.poisson or self.cohort.always_all_clients)
+        members = invited if known else ()
         state = State(shared, buffers, number, members, totals)
         try:
             record = self._record(state, loss, len(clients))
@@ -252,7 +254,7 @@ class Run:
         return _RetryRound(clients)
 
     def _unanswered(self, cause: NobodyAnswered, number: int) -> Exception:
-        if self.algorithm.requires_all_clients:
+        if self.algorithm.requires_all_clients and not isinstance(cause, RoundLost):
             return Absent(
                 f"round {number}: {cause}, and {type(self.algorithm).__name__} needs every client "
                 "in every round" + self._absence_advice()

@@ -27,16 +27,16 @@ def prepared() -> tuple[harness.Task, torch.nn.Module]:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     task, model = prepared()
-    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict(), strict=False)
     models.begin(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=task.eta)
+    optimizer = torch.optim.SGD(models.trained(model).values(), lr=task.eta)
     round = int(message.content["config"]["server-round"]) - 1
     for inputs, targets in task.batches(round, int(context.node_config["partition-id"])):
         optimizer.zero_grad()
         models.loss(model, inputs, targets).backward()
         optimizer.step()
     content = {
-        "arrays": ArrayRecord(model.state_dict()),
+        "arrays": ArrayRecord(models.state(model)),
         "metrics": MetricRecord({"num-examples": 1}),
     }
     return Message(content=RecordDict(content), reply_to=message)

@@ -107,6 +107,11 @@ def trained(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
+def state(module: nn.Module) -> dict[str, Tensor]:
+    """What travels: a frozen base stays where it is."""
+    return {name: p.detach() for name, p in trained(module).items()}
+
+
 def load(module: nn.Module, x: Tensor) -> None:
     torch.nn.utils.vector_to_parameters(x.clone(), trained(module).values())
 

@@ -46,7 +46,7 @@ def tiny(server, monkeypatch):
 
 
 def test_names():
-    assert list(data.DATASETS) == ["fashion-mnist", "mnist", "cifar-10", "wikitext-2"]
+    assert list(data.DATASETS) == ["fashion-mnist", "mnist", "cifar-10", "cifar-100", "wikitext-2"]
 
 
 def test_unknown_name():
@@ -55,7 +55,7 @@ def test_unknown_name():
             call("fashion_mnist")
 
 
-@pytest.mark.parametrize("name", ["mnist", "cifar-10", "wikitext-2"])
+@pytest.mark.parametrize("name", ["mnist", "cifar-10", "cifar-100", "wikitext-2"])
 def test_absent(name, tmp_path):
     with pytest.raises(DataError) as caught:
         data.load(name, tmp_path)

@@ -260,7 +260,7 @@ def refused_without_the_right_certificate(local, folder):
         assert greeting(kit) == b""
 
 
-@pytest.mark.waits
+@pytest.mark.slow
 def test_a_run_that_diverges_ends_as_one_here_does(tmp_path):
     write_data(tmp_path / "data", 2)
     file = write_experiment(tmp_path / "small.toml", tmp_path / "data", rounds=3, engine="loop")

@@ -101,6 +101,7 @@ def _key(row):
     return tuple(row[:6]) if len(row) == 10 else tuple(row[:2]) if len(row) > 3 else row[0]
 
 
+@pytest.mark.slow
 def test_the_finding():
     """One test, so that what takes seconds is measured once, however tests are dealt out."""
     finding = counterexample.measure(quick=True)

@@ -144,6 +144,7 @@ def _same(found, known):
     return found == known
 
 
+@pytest.mark.slow
 def test_the_finding():
     """One test, so that what takes seconds is measured once, however tests are dealt out."""
     finding = drift.measure(quick=True)

@@ -111,6 +111,7 @@ def check_claims_and_figures_come_out(finding, tmp_path):
     assert all(claim.says and claim.measured for claim in finding.claims)
 
 
+@pytest.mark.slow
 def test_the_finding(tmp_path):
     """One test, so that what takes seconds is measured once, however tests are dealt out."""
     finding = rates.measure(SMALL)

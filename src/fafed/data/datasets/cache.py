@@ -144,4 +144,6 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, *damage) as error:
-        raise DataError(f"cannot read {path}: {error}; get a fresh copy of it") from error
+        raise DataError(
+            f"cannot read {path}: {error}; get a fresh copy of it", fault="unreadable"
+        ) from error

@@ -11,13 +11,15 @@ from typing import Literal, overload
 from fafed.data.datasets import cache
 from fafed.data.datasets.base import Dataset, Images, Text
 from fafed.data.datasets.cifar10 import CIFAR10
+from fafed.data.datasets.cifar100 import CIFAR100
 from fafed.data.datasets.download import Progress, fetch
 from fafed.data.datasets.fashion_mnist import FASHION_MNIST
 from fafed.data.datasets.mnist import MNIST
 from fafed.data.datasets.wikitext2 import WIKITEXT2
 from fafed.errors import ConfigError, DataError, nearest
 
-DATASETS = {dataset.name: dataset for dataset in (FASHION_MNIST, MNIST, CIFAR10, WIKITEXT2)}
+ALL = (FASHION_MNIST, MNIST, CIFAR10, CIFAR100, WIKITEXT2)
+DATASETS = {dataset.name: dataset for dataset in ALL}
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,8 @@ class Status:
 
 @overload
 def load(
-    name: Literal["fashion-mnist", "mnist", "cifar-10"], folder: str | Path | None = None
+    name: Literal["fashion-mnist", "mnist", "cifar-10", "cifar-100"],
+    folder: str | Path | None = None,
 ) -> Images: ...
 @overload
 def load(name: Literal["wikitext-2"], folder: str | Path | None = None) -> Text: ...
@@ -95,7 +98,8 @@ def import_files(name: str, source: str | Path, folder: str | Path | None = None
     """Take a dataset from local files in one of its standard forms. Return its folder.
 
     MNIST: the four IDX files, zipped or not. CIFAR-10: the binary version, as archive or
-    unpacked, or the compact train.npz and test.npz. WikiText-2: train.txt, valid.txt, test.txt or
+    unpacked, or the compact train.npz and test.npz. CIFAR-100: the archive of the binary version.
+    WikiText-2: train.txt, valid.txt, test.txt or
     wiki.train.tokens and so on.
     """
     dataset, source = _known(name), Path(source).expanduser()

@@ -107,7 +107,7 @@ def _as_tensor(part: object, name: str) -> Tensor:
         return torch.as_tensor(part)
     except (TypeError, ValueError, RuntimeError) as cause:
         raise DataError(
-            f"{name} holds a {type(part).__name__} that is no tensor: {cause}"
+            f"{name} holds a {type(part).__name__} that is no tensor: {cause}", fault="arrays"
         ) from cause
 
 
@@ -122,7 +122,9 @@ def _all_items(dataset: Any, name: str) -> Any:
 
 
 def no_examples(name: str) -> DataError:
-    return DataError(f"{name} has no examples: give it some or leave it out of clients")
+    return DataError(
+        f"{name} has no examples: give it some or leave it out of clients", fault="empty"
+    )
 
 
 def check_clients(clients: Sequence[object]) -> None:

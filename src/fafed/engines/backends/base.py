@@ -13,6 +13,7 @@ from fafed.data.sources.base import Source
 from fafed.engines.base import Sent
 from fafed.engines.encoded import EncodedMean
 from fafed.engines.mean import Mean
+from fafed.engines.private_mean import PrivateMean
 from fafed.engines.states import ClientStates, Row
 from fafed.objectives.base import Objective
 
@@ -78,6 +79,6 @@ class Backend(ABC):
         group: Sequence[int],
         step: int,
         states: ClientStates,
-        encoded: EncodedMean | None = None,
+        mean: EncodedMean | PrivateMean | None = None,
     ) -> Found:
-        """Run a group of clients. Their answers are added to `encoded` if it is given."""
+        """Run a group of clients. Their answers are added to `mean` if it is given."""

@@ -11,6 +11,7 @@ from fafed.core.algorithm import Exchange, HasX
 from fafed.engines.backends.base import Backend, Found
 from fafed.engines.client import Oracle, check, visit
 from fafed.engines.encoded import Answers, EncodedMean
+from fafed.engines.private_mean import PrivateMean
 from fafed.engines.states import ClientStates, Row
 from fafed.objectives.base import Memory
 
@@ -32,7 +33,7 @@ class Loop(Backend):
         group: Sequence[int],
         step: int,
         states: ClientStates,
-        encoded: EncodedMean | None = None,
+        mean: EncodedMean | PrivateMean | None = None,
     ) -> Found:
         (client,) = group
         _, objective, source, weights, steps = self.task
@@ -41,13 +42,15 @@ class Loop(Backend):
         oracle = Oracle(objective.for_visit(), Memory(buffers, state.hidden))
         found = visit(oracle, exchange, down, state.local, batches)
         check(client, found.loss, found.message)
-        if encoded is not None:
+        if isinstance(mean, PrivateMean):
+            mean.add((found.message, found.buffers), weights[client])
+        elif mean is not None:
             one = tree.map(lambda leaf: leaf[None], (found.message, found.buffers))
             facts = found.loss[None], found.has_loss[None], found.evaluations, found.samples
-            encoded.answer(Answers(group, one, *facts))
+            mean.answer(Answers(group, one, *facts))
         return Found(
             {client: Row(found.state)},
-            encoded,
+            mean,
             (found.message, found.buffers),
             weights[client] * float(found.loss),
             found.evaluations,

@@ -21,6 +21,7 @@ from fafed.engines.base import ClientState, Sent
 from fafed.engines.client import Oracle, check, visit
 from fafed.engines.encoded import Answers, EncodedMean
 from fafed.engines.mean import Mean
+from fafed.engines.private_mean import PrivateMean
 from fafed.engines.states import ClientStates, Row
 from fafed.objectives import agreement
 from fafed.objectives.base import Evaluation, Memory
@@ -111,7 +112,7 @@ class Vmap(Backend):
         group: Sequence[int],
         step: int,
         states: ClientStates,
-        encoded: EncodedMean | None = None,
+        mean: EncodedMean | PrivateMean | None = None,
     ) -> Found:
         _, objective, source, all_weights, steps = self.task
         gather = self.gather()
@@ -130,19 +131,21 @@ class Vmap(Backend):
         stacked, message, own, losses, has_loss = torch.func.vmap(one)(stacked, draws, own)
         weights = losses.new_tensor([all_weights[c] for c in group], dtype=torch.float64)
         ((evaluations, samples),) = count
-        mean = Mean[Sent]() if encoded is None else encoded
-        if encoded is None:
-            mean.add_stacked((message, own), weights)
-        numbers = mean.total if encoded is None else message
+        total = Mean[Sent]() if mean is None else mean
+        if mean is None:
+            total.add_stacked((message, own), weights)
+        numbers = total.total if mean is None else message
         if not (torch.isfinite(losses).all() and tree.finite(numbers)):
             for row, client in enumerate(group):  # a sum may overflow, so look at each client
                 check(client, losses[row], tree.take(message, row))
-        if encoded is not None:
+        if isinstance(mean, PrivateMean):
+            mean.add_stacked((message, own), weights)
+        elif mean is not None:
             facts = losses, has_loss, evaluations, samples
-            encoded.answer(Answers(group, (message, own), *facts))
+            mean.answer(Answers(group, (message, own), *facts))
         return Found(
             {client: Row(stacked, row) for row, client in enumerate(group)},
-            mean,
+            total,
             tree.take((message, own), 0),
             float(weights.to(losses) @ losses),
             len(group) * evaluations,

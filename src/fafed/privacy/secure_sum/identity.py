@@ -12,13 +12,13 @@ from datetime import UTC, datetime
 from typing import TypeAlias
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 from cryptography.x509.oid import NameOID
 
 from fafed.errors import ConfigError
-from fafed.privacy.secure_sum.messages import Refused
+from fafed.privacy.refusal import Refused
 
 PrivateKey: TypeAlias = "rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey"
 PublicKey: TypeAlias = "rsa.RSAPublicKey | ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey"
@@ -40,9 +40,11 @@ class Identity:
 
     @classmethod
     def from_pem(cls, name: str, key: bytes, certificate: bytes = b"") -> Identity:
-        """From the content of PEM files."""
+        """From the content of PEM files. The key may also be one of `ssh-keygen`."""
+        ours = b"OPENSSH PRIVATE KEY" in key
+        load = serialization.load_ssh_private_key if ours else serialization.load_pem_private_key
         try:
-            found = serialization.load_pem_private_key(key, None)
+            found = load(key, None)
             own = x509.load_pem_x509_certificate(certificate) if certificate else None
         except (ValueError, TypeError) as cause:
             raise ConfigError(f"the key or certificate of {name} cannot be read: {cause}") from None
@@ -73,6 +75,23 @@ class Pinned(Trust):
 
     def __init__(self, keys: Mapping[str, PublicKey]) -> None:
         self.keys = dict(keys)
+
+    @classmethod
+    def from_texts(cls, texts: Mapping[str, str]) -> Pinned:
+        """From lines as `ssh-keygen -y -f KEY` prints them."""
+        found: dict[str, PublicKey] = {}
+        for name, text in texts.items():
+            try:
+                key = serialization.load_ssh_public_key(text.encode())
+            except (ValueError, UnsupportedAlgorithm) as cause:
+                raise ConfigError(
+                    f"the public key of {name} cannot be read ({cause}): give the line that "
+                    "`ssh-keygen -y -f KEY` prints"
+                ) from None
+            if not isinstance(key, PUBLIC):
+                raise ConfigError(f"{name} has a {type(key).__name__}: use RSA, ECDSA or Ed25519")
+            found[name] = key
+        return cls(found)
 
     def public_key(self, name: str, certificate: bytes) -> PublicKey:
         if name not in self.keys:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from fafed.errors import FafedError
+from fafed.privacy.refusal import Refused
 
 FORMAT = b"fafed secure sum 1\n"
 MOST_SILOS = 2**16
@@ -25,10 +25,6 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
 Message = TypeVar("Message")
 
 
-class Refused(FafedError):
-    """A silo or the server refuses to go on. The error says why."""
-
-
 class Context(NamedTuple):
     """Which exchange this is. Every key, signature and mask is bound to it."""
 
@@ -39,11 +35,13 @@ class Context(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The server's request to begin: the exchange, who is invited, and the threshold."""
+    """The server's request to begin: the exchange, who is invited, and the threshold. All silos
+    sign the same plan, so `task` shows them that all were asked for the same."""
 
     context: Context
     names: tuple[str, ...]
     threshold: int
+    task: bytes = b""  # a digest of what the silos are to compute
 
     def digest(self) -> bytes:
         return digest("plan", write(self))
@@ -130,6 +128,23 @@ class Shares(NamedTuple):
     name: str
     seeds: tuple[Share, ...]  # of the self masks of silos that have answered
     mask_keys: tuple[Share, ...]  # of the pair masks of silos that have not
+
+
+class Held(NamedTuple):
+    """What a silo knows during an exchange. It does not travel to anybody: another process of the
+    silo goes on with it. It must not be written to disk."""
+
+    next: str  # step
+    plan: bytes
+    box_key: bytes  # private, like the next one
+    mask_key: bytes
+    seed: bytes
+    own: bytes
+    listed: bytes  # empty before step 1
+    seeds: tuple[Share, ...]
+    mask_keys: tuple[Share, ...]
+    sharing: tuple[str, ...]
+    answered: tuple[str, ...]  # empty before step 3
 
 
 # The form as bytes.
@@ -245,7 +260,7 @@ _BOX = _record(Box, _name(), _bytes(BOX_BYTES))
 _SHARE = _record(Share, _name(), _KEY)
 _AGREED = _record(Agreed, _name(), _bytes(SIGNATURE_BYTES))
 _FORMS: dict[type[Any], Field] = {
-    Plan: _record(Plan, _CONTEXT, _list(_name()), _number(MOST_SILOS)),
+    Plan: _record(Plan, _CONTEXT, _list(_name()), _number(MOST_SILOS), _bytes(64)),
     Keys: _KEYS,
     KeyList: _record(KeyList, _list(_KEYS)),
     Boxes: _record(Boxes, _name(), _list(_BOX)),
@@ -255,6 +270,11 @@ _FORMS: dict[type[Any], Field] = {
     Agreed: _AGREED,
     Unmask: _record(Unmask, _list(_name()), _list(_name()), _list(_AGREED)),
     Shares: _record(Shares, _name(), _list(_SHARE), _list(_SHARE)),
+    Held: _record(
+        Held,
+        *(_text(), _bytes(2**30), _KEY, _KEY, _KEY, _bytes(2**20), _bytes(2**30)),
+        *(_list(_SHARE), _list(_SHARE), _list(_name()), _list(_name())),
+    ),
 }
 
 

@@ -11,7 +11,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fafed.privacy.secure_sum.messages import Refused, digest
+from fafed.privacy.refusal import Refused
+from fafed.privacy.secure_sum.messages import digest
 
 HALF = 16  # bytes: the library splits secrets of this size, so ours are split in two halves
 ONCE = bytes(12)  # a key of a box encrypts one box, so its nonce may be constant

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fafed.errors import FafedError
 from fafed.privacy.options import LEAST_SILOS, default_threshold
+from fafed.privacy.refusal import Refused
 from fafed.privacy.secure_sum import masks, secrets
 from fafed.privacy.secure_sum.identity import Trust, verify
 from fafed.privacy.secure_sum.messages import (
@@ -30,7 +31,6 @@ from fafed.privacy.secure_sum.messages import (
     Keys,
     Masked,
     Plan,
-    Refused,
     Share,
     Shares,
     Unmask,
@@ -74,14 +74,15 @@ class Server:
         bits: int = 64,
         threshold: int | None = None,
         trust: Trust | None = None,
+        task: bytes = b"",
     ) -> None:
         """trust: with it, the server leaves out silos with wrong signatures. Without, the other
-        silos find them, and stop."""
+        silos find them, and stop. task: see `Plan`."""
         names = tuple(sorted(set(names)))
         if len(names) < LEAST_SILOS:
             raise TooFew("keys", names, LEAST_SILOS)
         threshold = default_threshold(len(names)) if threshold is None else threshold
-        self.plan = Plan(context, names, threshold)
+        self.plan = Plan(context, names, threshold, task)
         self.digest = self.plan.digest()
         self.lengths = tuple(lengths)
         self.trust = trust

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from filelock import FileLock, Timeout
 
 from fafed import files
 from fafed.errors import ConfigError, FafedError
 from fafed.privacy.options import LEAST_SILOS, default_threshold
+from fafed.privacy.refusal import Over, Refused
 from fafed.privacy.secure_sum import masks, secrets
 from fafed.privacy.secure_sum.identity import Identity, Trust, verify
 from fafed.privacy.secure_sum.messages import (
@@ -26,48 +28,41 @@ from fafed.privacy.secure_sum.messages import (
     Box,
     Boxes,
     Context,
+    Held,
     Inbox,
     KeyList,
     Keys,
     Masked,
     Plan,
-    Refused,
     Share,
     Shares,
     Unmask,
     digest,
+    read,
+    write,
 )
 
 STEPS = ("keys", "shares", "masked", "agree", "unmask")
+LOCK_SECONDS = 60.0  # the longest wait for another process; it needs the ledger for milliseconds
 
 
 class Ledger:
     """The exchanges for which this silo has handed over shares. It hands over none for them again,
     whatever the server says became of the first ones: two sums over different silos would show the
-    difference. With a path, the ledger survives a restart."""
+    difference. With a path, the ledger survives a restart, and all processes of the silo share
+    it."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self.handed_over: dict[str, tuple[int, int]] = {}  # run -> its last round and exchange
         self.begun: dict[str, tuple[int, int, int]] = {}  # run -> the last one, with the attempt
-        if path is not None and path.exists():
-            try:
-                content = files.unsealed(json.loads(path.read_text("utf-8")))
-                self.handed_over = {run: (int(r), int(e)) for run, (r, e) in content.items()}
-            except (OSError, ValueError, TypeError) as cause:
-                raise FafedError(
-                    f"{path} is damaged ({cause}): restore it from a backup. It says which sums "
-                    "this silo must not take part in again"
-                ) from cause
+        self._read()
 
     def begin(self, context: Context) -> None:
         """Refuse an exchange that is over, and one that is older than the last one."""
+        self._read()
+        self._check(context)
         run, place = context.run, (context.round, context.exchange)
-        if run in self.handed_over and place <= self.handed_over[run]:
-            raise Refused(
-                f"round {context.round}, exchange {context.exchange} of {run} cannot be made "
-                "again: this silo has handed over shares for it, or for a later one"
-            )
         if run in self.begun and (*place, context.attempt) <= self.begun[run]:
             raise Refused(
                 f"round {context.round}, exchange {context.exchange}, attempt {context.attempt} of "
@@ -76,11 +71,65 @@ class Ledger:
         self.begun[run] = (*place, context.attempt)
 
     def hand_over(self, context: Context) -> None:
-        """Note it before it happens, on disk."""
-        self.handed_over[context.run] = context.round, context.exchange
-        if self.path is not None:
-            content = {run: list(place) for run, place in self.handed_over.items()}
-            files.write(self.path, [json.dumps(files.sealed(content)).encode()], private=True)
+        """Note it before it happens, on disk. Another process of this silo may have handed over
+        shares for the same exchange."""
+        with self._locked():
+            self._read()
+            self._check(context)
+            self.handed_over[context.run] = context.round, context.exchange
+            if self.path is not None:
+                content = {run: list(place) for run, place in self.handed_over.items()}
+                files.write(self.path, [json.dumps(files.sealed(content)).encode()], private=True)
+
+    def claim(self, context: Context, step: str) -> None:
+        """Refuse a step that another process of this silo has begun. Both would go on from the
+        same secrets, and the server could get two answers."""
+        assert self.path is not None, "processes share a ledger on disk"
+        path = self.path.with_name("secure-steps.json")
+        with self._locked():
+            try:
+                known = files.unsealed(json.loads(path.read_text("utf-8"))) if path.exists() else {}
+                last = tuple(known.get(context.run, ()))
+            except (OSError, ValueError, TypeError) as cause:
+                raise FafedError(f"{path} is damaged ({cause}): delete it") from cause
+            now = (context.round, context.exchange, context.attempt, STEPS.index(step))
+            if last and now <= last:
+                raise Refused(f"step {step} was begun before: this silo answers it once")
+            content = known | {context.run: list(now)}
+            files.write(path, [json.dumps(files.sealed(content)).encode()], private=True)
+
+    def _check(self, context: Context) -> None:
+        run, place = context.run, (context.round, context.exchange)
+        if run in self.handed_over and place <= self.handed_over[run]:
+            raise Over(
+                f"round {context.round}, exchange {context.exchange} of {run} cannot be made "
+                "again: this silo has handed over shares for it, or for a later one"
+            )
+
+    def _read(self) -> None:
+        if self.path is None or not self.path.exists():
+            return
+        try:
+            content = files.unsealed(json.loads(self.path.read_text("utf-8")))
+            self.handed_over = {run: (int(r), int(e)) for run, (r, e) in content.items()}
+        except (OSError, ValueError, TypeError) as cause:
+            raise FafedError(
+                f"{self.path} is damaged ({cause}): restore it from a backup. It says which sums "
+                "this silo must not take part in again"
+            ) from cause
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        if self.path is None:
+            yield
+            return
+        lock = FileLock(self.path.with_suffix(".lock"), mode=0o600)
+        try:
+            held = lock.acquire(timeout=LOCK_SECONDS)
+        except (Timeout, OSError) as cause:
+            raise FafedError(f"{self.path} cannot be used: {cause}") from cause
+        with held:
+            yield
 
 
 @dataclass
@@ -130,9 +179,11 @@ class Silo:
         members: Collection[str],
         *,
         threshold: int | None = None,
+        least: int = LEAST_SILOS,
         ledger: Ledger | None = None,
     ) -> None:
-        """threshold: the least that this silo accepts; None: more than two thirds of the silos."""
+        """threshold: the least that this silo accepts; None: more than two thirds of the silos.
+        least: the fewest silos in a sum that this silo accepts."""
         if threshold is not None and threshold < 2:
             raise ConfigError(
                 f"threshold must be at least 2, got {threshold!r}: one silo alone could remove "
@@ -143,6 +194,7 @@ class Silo:
         self.trust = trust
         self.members = frozenset(members)
         self.threshold = threshold
+        self.least = max(least, LEAST_SILOS)
         self.ledger = ledger or Ledger()
         self._exchange: _Exchange | None = None
         self._next = "keys"
@@ -227,6 +279,48 @@ class Silo:
         """Drop all keys, seeds and shares of the exchange."""
         self._exchange, self._next, self._over = None, "keys", why
 
+    # Where every message has a process of its own, the exchange goes from one to the next.
+
+    def held(self) -> bytes:
+        """The exchange under way, with its secrets; empty if there is none."""
+        here = self._exchange
+        if here is None or here.own is None:
+            return b""
+        listed = write(KeyList(tuple(here.keys.values()))) if here.keys else b""
+        return write(
+            Held(
+                self._next,
+                write(here.plan),
+                here.box_key.private_bytes_raw(),
+                here.mask_key.private_bytes_raw(),
+                here.seed,
+                write(here.own),
+                listed,
+                tuple(Share(name, seed) for name, (seed, _) in here.kept.items()),
+                tuple(Share(name, key) for name, (_, key) in here.kept.items()),
+                here.sharing,
+                here.answered or (),
+            )
+        )
+
+    def resume(self, data: bytes) -> Plan:
+        """Go on with an exchange that another process of this silo has held."""
+        held = read(Held, data)
+        plan = read(Plan, held.plan)
+        private = X25519PrivateKey.from_private_bytes
+        here = _Exchange(
+            plan, plan.digest(), private(held.box_key), private(held.mask_key), held.seed
+        )
+        here.own = read(Keys, held.own)
+        if held.listed:
+            listed = read(KeyList, held.listed)
+            here.keys, here.listed = {one.name: one for one in listed.keys}, listed.digest()
+        pairs = zip(held.seeds, held.mask_keys, strict=True)
+        here.kept = {seed.name: (seed.content, key.content) for seed, key in pairs}
+        here.sharing, here.answered = held.sharing, held.answered or None
+        self._exchange, self._next = here, held.next
+        return plan
+
     # Steps follow each other. A refusal ends the exchange.
 
     @contextlib.contextmanager
@@ -262,8 +356,8 @@ class Silo:
             raise Refused(f"{', '.join(strangers)}: not known to {self.name} as a silo")
         if self.name not in names:
             raise Refused(f"{self.name} is not in the list of silos")
-        if count < LEAST_SILOS:
-            raise Refused(f"{count} silos are too few: a secure sum needs {LEAST_SILOS}")
+        if count < self.least:
+            raise Refused(f"{count} silos are too few: {self.name} needs {self.least} in a sum")
         least = default_threshold(count) if self.threshold is None else self.threshold
         if not least <= plan.threshold <= count:
             raise Refused(
@@ -273,7 +367,7 @@ class Silo:
 
     def _check_keys(self, here: _Exchange, listed: KeyList) -> None:
         names = [one.name for one in listed.keys]
-        _check_list("keys", names, here.plan.names, self.name, here.plan.threshold)
+        self._check_list("keys", names, here.plan.names, here.plan.threshold)
         if here.keys[self.name] != here.own:
             raise Refused(f"the keys of {self.name} itself were replaced on the way")
         for one in listed.keys:
@@ -289,7 +383,7 @@ class Silo:
         here.sharing = tuple(sorted({*senders, self.name}))
         if self.name in senders or len(set(senders)) < len(senders):
             raise Refused("shares of one silo have come twice")
-        _check_list("shares", here.sharing, list(here.keys), self.name, here.plan.threshold)
+        self._check_list("shares", here.sharing, list(here.keys), here.plan.threshold)
         for box in inbox.boxes:
             secret = here.pair(here.box_key, box.name, "box_key")
             content = secrets.unseal(secret, here.digest, box.name, self.name, box.content)
@@ -298,7 +392,7 @@ class Silo:
             here.kept[box.name] = content[:32], content[32:]
 
     def _check_answered(self, here: _Exchange, names: Sequence[str]) -> None:
-        _check_list("masked messages", names, here.sharing, self.name, here.plan.threshold)
+        self._check_list("masked messages", names, here.sharing, here.plan.threshold)
 
     def _check_request(self, here: _Exchange, request: Unmask) -> None:
         both = sorted(set(request.answered) & set(request.dropped))
@@ -332,17 +426,16 @@ class Silo:
                 own.append((sign, secrets.derive(secret, "pair mask", here.digest)))
         return own
 
-
-def _check_list(
-    what: str, names: Sequence[str], allowed: Collection[str], own: str, threshold: int
-) -> None:
-    if list(names) != sorted(set(names)):
-        raise Refused(f"the list of {what} is not sorted, or names a silo twice")
-    strangers = sorted(set(names) - set(allowed))
-    if strangers:
-        raise Refused(f"the list of {what} has {', '.join(strangers)}, who cannot be in it")
-    if own not in names:
-        raise Refused(f"the list of {what} does not have {own} itself")
-    needed = max(threshold, LEAST_SILOS)
-    if len(names) < needed:
-        raise Refused(f"the list of {what} has {len(names)} silos, {needed} are needed")
+    def _check_list(
+        self, what: str, names: Sequence[str], allowed: Collection[str], threshold: int
+    ) -> None:
+        if list(names) != sorted(set(names)):
+            raise Refused(f"the list of {what} is not sorted, or names a silo twice")
+        strangers = sorted(set(names) - set(allowed))
+        if strangers:
+            raise Refused(f"the list of {what} has {', '.join(strangers)}, who cannot be in it")
+        if self.name not in names:
+            raise Refused(f"the list of {what} does not have {self.name} itself")
+        needed = max(threshold, self.least)
+        if len(names) < needed:
+            raise Refused(f"the list of {what} has {len(names)} silos, {needed} are needed")

@@ -34,6 +34,7 @@ from fafed.experiments.config import Experiment
 from fafed.experiments.rundir import RunDir
 from fafed.silos import messages
 from fafed.silos.bounds import Bounds
+from fafed.silos.final_model import owed
 from fafed.silos.messages import ExchangeId, Message, Refused
 from fafed.silos.payload import Body
 from fafed.silos.serve import serve
@@ -42,6 +43,7 @@ from fafed.silos.site import Site
 from fafed.silos.worker import Worker, unable
 
 POLL_SECONDS = 0.3  # Flower's own is 3
+SUM = "fafed.secure_sum"  # in a SuperNode's context
 GRACE_SECONDS = 10.0  # Flower keeps a message longer than our deadline, so ours ends the wait
 
 
@@ -56,7 +58,7 @@ def server(folder: Path) -> ServerApp:
         for path in sorted(folder.glob("*.toml")):
             experiment = Experiment.read(path)
             place = RunDir.for_experiment(experiment, Path(runs).absolute())
-            if not place.finished():
+            if not place.finished() or owed(place, federation.silos):
                 print(f"{experiment.name}, {experiment.algorithm.name}: {place.path}", flush=True)
                 serve(
                     experiment,
@@ -220,6 +222,13 @@ def _hello(letter: Letter) -> Message:
     return Message(head if isinstance(head, bytes) else b"", b"")
 
 
+def _carried(context: Context) -> bytes:
+    """The secure sum that the process before had under way. Flower keeps a context in the memory of
+    the SuperNode: it is not on disk, and the SuperLink does not get it."""
+    held = context.state[SUM]["held"] if SUM in context.state else b""
+    return held if isinstance(held, bytes) else b""
+
+
 def _answered(letter: Letter, context: Context) -> Letter:
     """A silo's answer. Exceptions are caught here, because Flower would send their text to the
     server, and it may name paths."""
@@ -231,7 +240,7 @@ def _answered(letter: Letter, context: Context) -> Letter:
                 f"the SuperNode's node-config has site = {path!r}: start flower-supernode with "
                 "--node-config 'site=\"/path/of/the/silo/file.toml\"'"
             )
-        worker = Worker(str(context.node_id), Site.read(Path(path)))
+        worker = Worker(str(context.node_id), Site.read(Path(path)), carried=_carried(context))
         sender = letter.metadata.src_node_id
         if sender != SUPERLINK_NODE_ID:
             worker.audit.note("refused", str(sender), "", ExchangeId(""), request.size, "")
@@ -239,6 +248,7 @@ def _answered(letter: Letter, context: Context) -> Letter:
         if "hello" in letter.content:
             worker.brief(_hello(letter))
         answer = worker.handle(request)
+        context.state[SUM] = ConfigRecord({"held": worker.held()})
     except Exception as cause:
         log.exception("this silo cannot answer")
         answer = unable(request.head, cause)

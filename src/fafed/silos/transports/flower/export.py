@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fafed import __version__
 from fafed.experiments.config import Experiment
+from fafed.experiments.model_options import require_sizes
 from fafed.silos.bounds import Bounds
 from fafed.silos.server import FederationConfig
 
@@ -69,6 +70,8 @@ def export(
     measure: str | None = None,
 ) -> Path:
     """Write the app into a folder named after the experiment. Return the folder."""
+    for experiment in experiments:
+        require_sizes(experiment)
     fewest = FederationConfig.with_defaults(silos, min_silos).min_silos
     first = experiments[0]
     name = re.sub(r"[^a-z0-9]+", "-", first.name.lower()).strip("-")[:32].strip("-") or "fafed"

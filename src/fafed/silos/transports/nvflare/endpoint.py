@@ -29,7 +29,7 @@ from fafed.silos import memory, payload
 from fafed.silos.messages import HEAD_LIMIT, Message
 from fafed.silos.payload import Body
 from fafed.silos.server import log
-from fafed.silos.site import Site
+from fafed.silos.site import Kit, Site
 from fafed.silos.transports.nvflare.gate import OnRefusal
 from fafed.silos.worker import Worker, unable
 
@@ -89,12 +89,19 @@ class Endpoint:
     """Assembles requests from letters, lets the worker answer them, and sends the answers."""
 
     def __init__(
-        self, file: Path, name: str, server: str, on_refusal: OnRefusal, closed: str = ""
+        self,
+        file: Path,
+        name: str,
+        server: str,
+        on_refusal: OnRefusal,
+        closed: str = "",
+        kit: Kit | None = None,
     ) -> None:
         self.file = file  # the silo's own
         self.name = name
         self.server = server  # the cell of the server's job: only this one gets answers
         self.on_refusal = on_refusal
+        self.kit = kit  # what the silo signs with
         self.closed = closed  # why this silo does not take part in the job, if it does not
         self.asked: Json = None  # the request that is coming in, and what is here of it
         self.body: bytearray | mmap.mmap = bytearray()
@@ -104,7 +111,7 @@ class Endpoint:
 
     @functools.cached_property
     def worker(self) -> Worker:
-        return Worker(self.name, Site.read(self.file))
+        return Worker(self.name, Site.read(self.file), self.kit)
 
     def take(self, message: CellMessage) -> CellMessage:
         """Handle one letter and return the reply."""

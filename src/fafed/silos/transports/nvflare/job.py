@@ -28,13 +28,21 @@ from nvflare.recipe.spec import ExecEnv, Recipe
 from fafed.core.records import Record
 from fafed.errors import ConfigError, FafedError
 from fafed.experiments.config import Experiment
+from fafed.experiments.model_options import require_sizes
 from fafed.experiments.rundir import RunDir
 from fafed.files import Json
-from fafed.silos.serve import serve
+from fafed.silos.final_model import owed
+from fafed.silos.serve import check_privacy, serve
 from fafed.silos.server import FederationConfig, log
 from fafed.silos.transports.nvflare.endpoint import CHANNEL, TOPIC, Endpoint
 from fafed.silos.transports.nvflare.gate import SERVER, Refusals, guard
-from fafed.silos.transports.nvflare.kit_files import outdated, server_file, silo_file
+from fafed.silos.transports.nvflare.kit_files import (
+    authority,
+    kit_of,
+    outdated,
+    server_file,
+    silo_file,
+)
 from fafed.silos.transports.nvflare.wire import Aborted, Wire
 from fafed.training.loop import Diverged
 
@@ -98,7 +106,7 @@ class FafedController(Controller):  # type: ignore[misc]
             for index, content in enumerate(self.experiments):
                 experiment = Experiment.from_dict(content, "the job's experiment")
                 place = RunDir.for_experiment(experiment, own.runs)
-                if not place.finished():
+                if not place.finished() or owed(place, self.silos):
                     told = partial(self._recorded, index, experiment.rounds)
                     serve(
                         experiment,
@@ -106,9 +114,11 @@ class FafedController(Controller):  # type: ignore[misc]
                         self.wire,
                         federation,
                         measure=own.measure,
+                        table=own.table,
                         allow=own.allow,
                         bounds=own.bounds,
                         on_record=told,
+                        authority=ca if (ca := authority(workspace)).is_file() else None,
                     )
             self.facts["state"] = "finished"
         except Again as why:
@@ -186,7 +196,7 @@ class FafedExecutor(Executor):  # type: ignore[misc]
             simulated = job == SimulatorConstants.JOB_NAME  # there the server is one process
             server = SERVER if simulated else FQCN.join([SERVER, job])
             closed = outdated(root) or policy_in_the_way(fl_ctx)
-            endpoint = Endpoint(file, name, server, refusals, closed)
+            endpoint = Endpoint(file, name, server, refusals, closed, kit_of(root))
             guard(engine.get_cell(), refusals)
             engine.get_cell().register_request_cb(channel=CHANNEL, topic=TOPIC, cb=endpoint.take)
 
@@ -212,7 +222,11 @@ class FafedRecipe(Recipe):  # type: ignore[misc]
         start: float = 300.0,
     ) -> None:
         several = [experiments] if isinstance(experiments, Experiment) else list(experiments)
+        for one in several:
+            require_sizes(one)
         fewest = FederationConfig.with_defaults(silos, min_silos).min_silos
+        for experiment in several:
+            check_privacy(experiment, silos)
         job = FedJob(name=several[0].name, min_clients=fewest)
         job.set_app_packages(["fafed"])  # fafed is installed everywhere: a job carries no code
         contents = [experiment.to_dict() for experiment in several]

@@ -17,12 +17,14 @@ import json
 import os
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, ValidationError
 
 from fafed.errors import ConfigError
 from fafed.experiments.config import Part
 from fafed.silos.bounds import Bounds
+from fafed.silos.site import Kit
 
 SERVER_CLASS = "fafed.silos.transports.nvflare.job.FafedController"
 SILO_CLASS = "fafed.silos.transports.nvflare.job.FafedExecutor"
@@ -33,6 +35,7 @@ FORBIDDEN = ("byoc", "operate", "shell_commands", "server-predeployed-flwr")  # 
 class ServerFile(Part):
     runs: Path = Field(default=Path("fafed-runs"), strict=False)
     measure: str | None = None  # a file with data for evaluation, or "share"
+    table: dict[str, Any] = Field(default_factory=dict)  # rules for that file, if it is a table
     allow: list[str] = Field(default_factory=list)  # code beside fafed's own that may run here
     bounds: Bounds = Bounds()
 
@@ -50,6 +53,17 @@ def server_file(root: Path) -> ServerFile:
     except (OSError, tomllib.TOMLDecodeError, ValidationError) as cause:
         raise ConfigError(f"the server's file {path} cannot be read: {cause}") from cause
     return found.model_copy(update={"runs": root / found.runs})
+
+
+def kit_of(root: Path) -> Kit | None:
+    """The silo's own certificate; None in FLARE's simulator, which has none."""
+    start = root / "startup"
+    found = Kit(start / "client.key", start / "client.crt", authority(root))
+    return found if all(path.is_file() for path in found) else None
+
+
+def authority(root: Path) -> Path:
+    return root / "startup" / "rootCA.pem"
 
 
 def install(kit: Path, content: str) -> Path:

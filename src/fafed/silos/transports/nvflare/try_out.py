@@ -8,7 +8,9 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from fafed.experiments import assemble, model_options
 from fafed.experiments.config import Experiment
+from fafed.silos.serve import check_privacy
 from fafed.silos.server import FederationConfig
 from fafed.silos.transports.nvflare.driver import Driver, OnRecord
 from fafed.silos.transports.nvflare.job import FafedRecipe
@@ -25,7 +27,11 @@ def for_silos(experiment: Experiment, silos: int) -> Experiment:
     if experiment.data.folder is not None:
         folder = Path(experiment.data.folder).expanduser().absolute()
         content["data"] = {**content["data"], "folder": str(folder)}
-    return Experiment.from_dict(content, experiment.name)
+    made = Experiment.from_dict(content, experiment.name)
+    if model_options.missing(made):  # the silos do not see all of the data
+        options = assemble.options_from_data(made, assemble.shard(made))
+        made = Experiment.from_dict(model_options.with_options(made, options).to_dict(), made.name)
+    return made
 
 
 def allowed(experiments: Sequence[Experiment]) -> list[str]:
@@ -56,7 +62,8 @@ def local_federation(
         kept = (folder / name).absolute()
         install(
             kits / name,
-            f"folder = {_text(kept)}\n{allow}[data]\nshare = true\n",
+            f"folder = {_text(kept)}\n{allow}[data]\nshare = true\n"
+            f"[secure]\nsilos = {json.dumps(names)}\n",
         )
     local = Local(kits, names)
     try:
@@ -77,6 +84,8 @@ def attempt(
 ) -> None:
     """Run the experiments to their end on a local federation."""
     federation = FederationConfig.with_defaults(_names(silos), min_silos)
+    for experiment in experiments:
+        check_privacy(experiment, federation.silos)
     folder = runs / experiments[0].name / "silos"
     with local_federation(folder, experiments, silos, runs) as local:
         recipe = FafedRecipe(

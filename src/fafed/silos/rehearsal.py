@@ -1,0 +1,133 @@
+"""Before anything is submitted: what a silo's data is, and what an experiment would send from it.
+
+`look` reads the data of a silo. `rehearse` runs two rounds of an experiment with this silo alone,
+in this process and a folder that vanishes. It uses the code of a real run, so the messages are
+those that would leave, in kind, size and content. Nothing leaves.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fafed.data.own import columns_in, files_in
+from fafed.errors import ConfigError
+from fafed.experiments.config import Experiment
+from fafed.experiments.rundir import RunDir
+from fafed.files import Json
+from fafed.silos import messages
+from fafed.silos.messages import Message
+from fafed.silos.serve import serve
+from fafed.silos.server import FederationConfig
+from fafed.silos.site import Site, SiteData
+from fafed.silos.worker import RunPlan, Worker
+
+ROUNDS = 2  # the first round may have an opening, the second one is like all others
+
+
+class Look(NamedTuple):
+    """The data of one silo. It is for the silo's own people."""
+
+    where: str
+    rows: int
+    inputs: tuple[int, ...]  # the shape of an example
+    columns: tuple[str, ...]  # of a table
+    classes: dict[int, int] | None  # class -> rows; None: targets are not class numbers
+
+    @property
+    def numbers(self) -> int:
+        return int(torch.Size(self.inputs).numel())
+
+
+def look(data: SiteData) -> Look:
+    """Read the data as a run would, with all checks that need no experiment."""
+    if data.share:
+        raise ConfigError("share = true: this silo has no data of its own to look at")
+    found = data.examples()
+    if not isinstance(found, tuple | list) or len(found) != 2:
+        count = len(found) if not isinstance(found, Mapping) else len(next(iter(found.values())))
+        return Look(str(data.function), count, (), (), None)
+    inputs, targets = found
+    columns: tuple[str, ...] = ()
+    where = str(data.function)
+    if data.folder:
+        (file,), _ = files_in(data.folder)
+        where, columns = str(file), columns_in(file, data.rules())
+    return Look(where, len(inputs), tuple(inputs.shape[1:]), columns, _classes(targets))
+
+
+def _classes(targets: Tensor) -> dict[int, int] | None:
+    if targets.is_floating_point() or targets.ndim != 1:
+        return None
+    values, counts = np.unique(targets.numpy(), return_counts=True)
+    return dict(zip(values.tolist(), counts.tolist(), strict=True))
+
+
+class Leaving(NamedTuple):
+    """One message that would leave the silo."""
+
+    round: int
+    kind: str
+    bytes: int
+    facts: dict[str, Json]
+    tensors: list[str]  # "x float32 [28]"
+
+
+class _Alone:
+    """A transport to one silo in this process. It keeps what would leave."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.seen: list[Leaving] = []
+
+    def present(self) -> list[str]:
+        return [self.worker.name]
+
+    def ask(
+        self, requests: Mapping[str, Message], seconds: float, limit: int
+    ) -> Iterator[tuple[str, Message | None]]:
+        for silo, request in requests.items():
+            answer = self.worker.handle(request)
+            head = messages.glance(answer.head)
+            tensors = [f"{name} {kind} {shape}" for name, kind, shape in head["tensors"]]
+            facts = dict(head["facts"])
+            self.seen.append(Leaving(head["round"], head["kind"], answer.size, facts, tensors))
+            yield silo, answer
+
+
+class Rehearsal(NamedTuple):
+    train: int  # rows to train on
+    held_out: int
+    parameters: int
+    leaving: list[Leaving]
+
+
+def rehearse(experiment: Experiment, site: Site, name: str) -> Rehearsal:
+    """Two rounds with this silo alone. An error is the one that a real run would end with, with the
+    details that otherwise stay in the silo's log."""
+    short = experiment.changed(
+        rounds=ROUNDS,
+        eval_every=1,
+        participation=1.0,
+        failure=0.0,
+        weights="uniform",
+        checkpoint_every=1,
+        privacy={},  # a sum over one silo would hide nothing, and is refused
+    )
+    if experiment.privacy:
+        open_limits = site.limits.model_copy(update={"require_secure": False})
+        site = site.model_copy(update={"limits": open_limits})
+    with tempfile.TemporaryDirectory() as folder:
+        worker = Worker(name, site.model_copy(update={"folder": Path(folder) / "silo"}))
+        part = worker.loaded("check", RunPlan(short.to_dict(), 0, 1))
+        transport = _Alone(worker)
+        serve(short, RunDir(Path(folder) / "run"), transport, FederationConfig((name,), 1))
+        return Rehearsal(
+            part.source.examples[0], part.test_rows, part.goal.x0.numel(), transport.seen
+        )

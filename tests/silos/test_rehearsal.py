@@ -1,0 +1,149 @@
+"""`fafed silos site` and `fafed silos check`: what a silo learns before anything is submitted."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from kits import make_kit
+from silo_tools import Wire
+from silo_tools import run as run_over
+from small import experiment
+from typer.testing import CliRunner
+
+from fafed.cli import app
+from fafed.errors import ConfigError, DataError
+from fafed.experiments.config import Experiment
+from fafed.silos.limits import Refusal
+from fafed.silos.site import Site
+from fafed.silos.worker import Worker
+
+TABLE = 'target = "sick"\ninputs = ["a", "b", "c"]\nmissing = "mean"\n'
+TABLE += '[categories]\nc = ["x", "y"]\n'
+
+
+def told(*arguments):
+    done = CliRunner().invoke(app, ["silos", *map(str, arguments)])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def write_csv(folder, rows=100):
+    folder.mkdir()
+    r = np.random.default_rng(0)
+    lines = [
+        f"{r.normal():.3f},{r.normal() if i else ''},{'xy'[i % 2]},{i % 3}" for i in range(rows)
+    ]
+    (folder / "records.csv").write_text("a,b,c,sick\n" + "\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def kit(tmp_path):
+    """The kit of a silo with a table, set up by the command."""
+    write_csv(tmp_path / "records")
+    (tmp_path / "table.toml").write_text(TABLE)
+    made = make_kit(tmp_path / "north")
+    rules = ("--table", tmp_path / "table.toml")
+    told("site", made, "--data", tmp_path / "records", "--allow", "softmax", *rules)
+    return made
+
+
+def written(tmp_path, **changes):
+    content = experiment(tmp_path / "nowhere", name="hospitals", rounds=10, batch_size=32)
+    content |= {"opening_batch_size": 40, "model": {"name": "softmax", "inputs": 4, "outputs": 3}}
+    path = tmp_path / "hospitals.toml"
+    path.write_text(Experiment.from_dict(content | changes).to_toml(), "utf-8")
+    return path
+
+
+def test_a_silos_file_has_its_rules_for_tables(kit):
+    site = Site.read(kit / "local" / "fafed.toml")
+    assert site.tell_faults
+    assert site.data.rules().columns() == ("a", "b", "c=x", "c=y")
+    shown = told("check", kit)
+    assert "rows     100" in shown
+    assert "columns  a, b, c=x, c=y" in shown
+    assert "classes  0: 34, 1: 33, 2: 33 rows" in shown
+    assert "min_batch_size = 32" in shown
+
+
+def test_what_would_leave_is_what_leaves(kit, tmp_path):
+    """Compared with the audit file of a run over silos."""
+    path = written(tmp_path, rounds=2)
+    shown = told("check", kit, path)
+    assert "hospitals: this silo would take part" in shown
+    assert not (kit / "fafed").exists()  # a rehearsal leaves nothing, and spends no visits
+    worker = Worker("north", Site.read(kit / "local" / "fafed.toml"))
+    run_over(Experiment.read(path), tmp_path, Wire({"north": worker}))
+    lines = (kit / "fafed" / "audit.jsonl").read_text().splitlines()
+    sent = [line for line in map(json.loads, lines) if line["direction"] == "sent"]
+    table = shown.split("content\n")[1].splitlines()
+    listed = [(line[20:30].strip(), int(line[30:42].replace(",", ""))) for line in table]
+    assert [kind for kind, _ in listed] == [*(line["kind"] for line in sent), "2 rounds"]
+    for (_, size), line in zip(listed, sent, strict=False):  # an attempt's digits of the loss vary
+        assert abs(size - line["bytes"]) < 50
+    assert listed[-1][1] == sum(size for _, size in listed[:-1])
+
+
+def test_rounds_count_in_the_sum(kit, tmp_path):
+    shown = told("check", kit, written(tmp_path, algorithm={"name": "fedavg"}))
+    lines = [line for line in shown.splitlines() if line.startswith("  ") and "," in line]
+    sizes = {
+        line[2:20].strip(): int(line[30:42].replace(",", ""))
+        for line in lines
+        if line[2:20].strip() in ("once per job", "round 1", "each later round", "in all")
+    }
+    end = [line for line in shown.splitlines() if "at the end" in line]
+    kept = int(end[0][30:42].replace(",", ""))
+    each = sizes["each later round"]
+    assert sizes["in all"] == sizes["once per job"] + sizes["round 1"] + 9 * each + kept
+
+
+def test_an_experiment_that_would_fail_fails_here_with_all_details(kit, tmp_path):
+    with pytest.raises(DataError, match="an example has 4 numbers"):
+        told("check", kit, written(tmp_path, model={"name": "softmax", "inputs": 5, "outputs": 3}))
+    with pytest.raises(DataError, match="has the label 2"):
+        told("check", kit, written(tmp_path, model={"name": "softmax", "inputs": 4, "outputs": 2}))
+    with pytest.raises(Refusal, match="min_batch_size = 32"):
+        told("check", kit, written(tmp_path, batch_size=5))
+    with pytest.raises(Refusal, match="'mlp' is not on this silo's allow-list"):
+        told("check", kit, written(tmp_path, model={"name": "mlp", "inputs": 4, "outputs": 3}))
+
+
+def test_a_secure_sum_is_rehearsed_without_masks(kit, tmp_path):
+    shown = told("check", kit, written(tmp_path, privacy={"secure": True}))
+    assert "[privacy] was left out here" in shown
+    assert "this silo would take part" in shown
+
+
+def test_sizes_that_are_left_out_are_shown(kit, tmp_path):
+    path = written(tmp_path, model={"name": "softmax"})
+    done = CliRunner().invoke(app, ["silos", "check", str(kit), str(path)])
+    assert "Here they are: inputs = 4, outputs = 3" in done.output
+    assert "needs inputs and outputs in [model]" in str(done.exception)
+
+
+@pytest.mark.parametrize("what", ["nothing", "notes.txt", "records.csv", "two"])
+def test_data_that_cannot_be_used_is_refused_when_the_silo_is_set_up(tmp_path, what):
+    folder, kit = tmp_path / "records", make_kit(tmp_path / "north")
+    folder.mkdir()
+    if what in ("notes.txt", "records.csv"):
+        (folder / what).write_bytes(b"\xff\xfe not a table")
+    if what == "two":
+        for name in ("a", "b"):
+            np.savez(folder / f"{name}.npz", inputs=np.zeros((3, 2)), targets=np.zeros(3, int))
+    with pytest.raises(DataError):
+        told("site", kit, "--data", folder, "--allow", "softmax")
+    assert not (kit / "local" / "fafed.toml").exists()
+
+
+def test_a_wrong_table_file_is_named(tmp_path):
+    write_csv(tmp_path / "records")
+    kit, file = make_kit(tmp_path / "north"), tmp_path / "table.toml"
+    for text, words in {"inputs = 3": "names each once", "inputs = ": "cannot be read"}.items():
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=words):
+            told("site", kit, "--data", tmp_path / "records", "--allow", "softmax", "--table", file)

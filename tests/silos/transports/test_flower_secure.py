@@ -1,0 +1,56 @@
+"""Secure aggregation over Flower: pinned keys, and a new process for every message."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from silo_tools import final
+from small import write_data, write_experiment
+
+from fafed.experiments.config import Experiment
+from fafed.experiments.execute import execute
+from fafed.experiments.rundir import RunDir
+
+pytest.importorskip("flwr", reason="needs Flower: pip install 'fafed[flower]'")
+
+from flower_tools import Flower, lines
+
+SILOS = ("north", "south", "west")
+
+
+@pytest.mark.slow
+@pytest.mark.waits
+def test_real_processes_end_with_the_bits_of_the_simulation(tmp_path):
+    write_data(tmp_path / "data", 3, examples=200)
+    settings = {"name": "hospitals", "rounds": 1, "engine": "loop", "privacy": {"secure": True}}
+    settings |= {"batch_size": 32, "algorithm": {"name": "fedavg", "eta": 0.1}}
+    flower = Flower(tmp_path / "flower")
+    file = write_experiment(flower.folder / "hospitals.toml", tmp_path / "data", **settings)
+    found = Experiment.read(file)
+    execute(found, RunDir(tmp_path / "simulated"))
+    for i, name in enumerate(SILOS):
+        own = flower.folder / f"records-{name}"
+        own.mkdir()
+        (tmp_path / "data" / f"client-{i}.npz").rename(own / "records.npz")
+    try:
+        flower.link()
+        flower.nodes(**dict.fromkeys(SILOS, ""))
+        keys = [
+            f'{name} = "{(flower.folder / f"{name}.pub").read_text().strip()}"' for name in SILOS
+        ]
+        for name in SILOS:  # read anew for every message
+            (flower.folder / f"{name}.toml").write_text(
+                f'folder = "kept-{name}"\nallow = ["softmax"]\n'
+                f'[data]\nfolder = "{flower.folder / f"records-{name}"}"\n'
+                f"[limits]\nrequire_secure = true\n"
+                f'[secure]\nname = "{name}"\nkey = "{name}"\n[secure.keys]\n' + "\n".join(keys)
+            )
+        flower.do(flower.typed("fafed export flower") + " --deadline 300")
+        told = flower.do(flower.typed("flwr run"), seconds=600)
+        assert "round 1 of 1: 3 silos" in told, told
+    finally:
+        flower.stop()
+    place = RunDir.for_experiment(found, flower.folder / "runs")
+    assert torch.equal(final(place), final(RunDir(tmp_path / "simulated")))
+    kinds = {line["kind"] for line in lines(place.path) if line["direction"] == "received"}
+    assert kinds == {"welcome", "keys", "shares", "masked", "agree", "unmask", "kept"}
