@@ -295,6 +295,16 @@ def test_the_run_stops_before_max_epsilon_is_passed(caplog):
         started(net(), privacy=private(max_epsilon=0.1))
 
 
+def test_a_limit_that_was_passed_before_is_an_error(tmp_path):
+    run = started(net(), rounds=4)
+    spent = [run.round().diagnostics["epsilon"] for _ in range(3)]
+    path = checkpoint.save(run, tmp_path, "d")
+    limited = started(net(), rounds=4, privacy=private(max_epsilon=spent[1]))
+    checkpoint.load(limited, path, "d")
+    with pytest.raises(ConfigError, match="is already passed: the 3 rounds so far have spent"):
+        list(limited)
+
+
 def test_the_number_of_workers_and_secure_sums():
     one, two = (started(net(), workers=w) for w in (1, 2))
     list(one)

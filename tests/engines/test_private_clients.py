@@ -179,6 +179,18 @@ def test_cohorts_are_poisson_samples_and_the_sum_is_divided_by_their_expected_si
     assert record.train_loss is None
 
 
+def test_a_small_cohort_is_divided_by_the_expected_size_too():
+    run = started(N=40, rounds=1, participation=0.5, privacy=small_noise(clip=100.0))
+    invited = run.cohort.invited(1)
+    assert len(invited) != 20
+    list(run)
+    plain = Problem(40).run(FedAvg(0.1), 2, 1, participation=[list(invited)])
+    list(plain)
+    moved, due = (r.state.shared.x - Problem(40).x0 for r in (run, plain))
+    close(moved, due * len(invited) / 20, atol=1e-8)
+    assert not torch.allclose(moved, due, atol=1e-4)
+
+
 def by_hand(rate, noise, times):
     found = RdpAccountant(ORDERS)
     event = dp.GaussianDpEvent(noise)

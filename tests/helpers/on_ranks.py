@@ -72,6 +72,11 @@ def secure_cases(ranks):
     noisy = Privacy(level="example", noise=1.0, clip=0.5, delta=1e-5)
     if ranks == 3:
         yield "private", make("mime"), Problem(ranks, examples=40), {"privacy": noisy}
+        clients = {"level": "client", "noise": 1.0, "clip": 0.5, "delta": 1e-3}
+        few = {"privacy": Privacy(**clients)}  # one rank has no clients
+        yield "private clients", make("mime"), Problem(2), few
+        shares = {"privacy": Privacy(**clients, secure=True)}
+        yield "secure private clients", make("fafed"), Problem(4), shares
 
 
 class Recurrent:

@@ -15,9 +15,9 @@ from fafed.core import randomness, tree
 from fafed.core.batch import Batch
 from fafed.core.tree import Tree
 from fafed.data.sources.poisson import Sample
-from fafed.engines.layerwise import Layerwise, Points
 from fafed.errors import ConfigError
 from fafed.objectives.base import Evaluation, Memory, Objective
+from fafed.objectives.layerwise import Layerwise, Points
 from fafed.objectives.module import Model
 from fafed.privacy.clipping import CHUNK_BYTES, add_noise, clip_factors, clipped_sum
 

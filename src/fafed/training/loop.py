@@ -132,6 +132,12 @@ class Run:
             )
 
     def __iter__(self) -> Iterator[Record]:
+        if self.budget is not None and self.state.round > self.last_round:
+            raise ConfigError(
+                f"privacy.max_epsilon = {self.budget.max_epsilon:g} is already passed: the "
+                f"{self.state.round} rounds so far have spent "
+                f"{self.budget.accountant.epsilon(self.state.round):.3g}; nothing more can be run"
+            )
         try:
             while self.state.round < self.last_round:
                 yield self.round()
