@@ -43,7 +43,7 @@ def test_algorithms_json_is_measured_from_the_code():
     assert "arxiv.org/abs/2205.02719" in cards["fedams"]["paper"]
     assert "arxiv.org/abs/2003.00295" in cards["fedyogi"]["paper"]
     settings = {s["name"]: s["default"] for s in cards["fafed"]["settings"]}
-    assert (settings["eta"], settings["rho"]) == (0.01, 0.01)
+    assert (settings["eta"], settings["rho"]) == (0.003, 0.01)
 
 
 @pytest.fixture

@@ -59,7 +59,8 @@ def test_the_papers_cnn_agrees_in_all_engines(name, dtype):
         error = float((loop.x - other.x).norm() / loop.x.norm())
         # naive divides by its own sqrt(v): where gradients vanish, rounding becomes a whole step
         single = 1e-3 if name == "naive" else 1e-4
-        assert error < (single if dtype == torch.float32 else 1e-10)
+        double = 1e-6 if name == "fedpac" else 1e-10  # an eigenbasis is not continuous
+        assert error < (single if dtype == torch.float32 else double)
 
 
 def test_the_call_in_the_readme():

@@ -205,7 +205,7 @@ def test_a_silo_answers_the_superlink_alone(tmp_path, at_work, monkeypatch):
     file.write_text(f'folder = "{tmp_path}"\nallow = []\n[data]\nshare = true\n')
     monkeypatch.setattr(TaskIdentity, "_node_id", 5)  # another SuperNode writes the letter
     letter = Letter(app._content(request().head, app._array(request())), 7, "train")
-    context = SimpleNamespace(node_config={"site": str(file)}, node_id=7)
+    context = SimpleNamespace(node_config={"site": str(file)}, node_id=7, state={})
     head = json.loads(app._opened(app._answered(letter, context)).head)
     assert (head["kind"], head["facts"]) == ("failed", {"error": "Refused"})
     (line,) = (tmp_path / "audit.jsonl").read_text().splitlines()
@@ -222,7 +222,7 @@ def test_two_silos_of_one_name_are_an_error():
 @pytest.mark.parametrize("config", [{}, {"site": "/secret-ward/site.toml"}])
 def test_a_silo_without_its_file_fails_and_tells_no_path(config, at_work):
     letter = Letter(app._content(request().head, app._array(request())), 7, "train")
-    context = SimpleNamespace(node_config=config, node_id=7)
+    context = SimpleNamespace(node_config=config, node_id=7, state={})
     answer = app._opened(app._answered(letter, context))
     head = json.loads(answer.head)
     assert (head["kind"], head["facts"], head["run"]) == ("failed", {"error": "ConfigError"}, "r")
