@@ -161,7 +161,7 @@ class Grid:
         letter.metadata.__dict__["_message_id"] = number
         node = letter.metadata.dst_node_id
         site = str(self.folder / f"{SILOS[node - 2]}.toml")
-        context = SimpleNamespace(node_config={"site": site}, node_id=node)
+        context = SimpleNamespace(node_config={"site": site}, node_id=node, state={})
         self.replies[number] = app._answered(letter, context)
         return [number]
 
