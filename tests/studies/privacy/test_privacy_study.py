@@ -40,7 +40,7 @@ def test_every_cell_has_its_mean_and_deviation():
 
 
 def test_methods_are_tuned_with_the_same_number_of_trials():
-    assert {len(measurement._steps(job)) for job in all_jobs()} == {3}
+    assert {len(measurement._steps(job)) for job in all_jobs()} == {5}
 
 
 def test_the_noise_is_rounded_up_and_combined_runs_say_so():
