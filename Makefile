@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 DEMO := $(VENV)/.demo
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo picture test test-slow lint bench clean
+.PHONY: setup demo picture test test-slow test-hosted lint bench clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -33,6 +33,9 @@ test: $(STAMP) lint
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow -n 3 --dist worksteal
+
+test-hosted: $(STAMP)
+	$(BIN)/python -m pytest -m hosted
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

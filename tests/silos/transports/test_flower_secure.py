@@ -18,7 +18,7 @@ from flower_tools import Flower, lines
 SILOS = ("north", "south", "west")
 
 
-@pytest.mark.slow
+@pytest.mark.hosted
 @pytest.mark.waits
 def test_real_processes_end_with_the_bits_of_the_simulation(tmp_path):
     write_data(tmp_path / "data", 3, examples=200)
