@@ -121,7 +121,7 @@ def go_bad_then_dark(trial):
     shutil.rmtree(trial.flower.folder / "kept-north")
 
 
-@pytest.mark.slow
+@pytest.mark.hosted
 def test_a_run_survives_what_real_silos_do_to_it(tmp_path):
     trial = Trial(tmp_path)
     flower = trial.flower
