@@ -104,6 +104,12 @@ def sync_path(path: Path) -> None:
         os.close(descriptor)
 
 
+def sync_folder(folder: Path) -> None:
+    """Wait until a folder and all that is in it are on disk."""
+    for path in [*folder.rglob("*"), folder]:
+        sync_path(path)
+
+
 def append(descriptor: int, data: bytes) -> None:
     """Write all data: one call of the kernel may write only a part."""
     left = memoryview(data)

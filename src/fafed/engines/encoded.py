@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from fafed.core import randomness, tree
 from fafed.core.algorithm import AnyAlgorithm
+from fafed.engines.answered import AnsweredMean, Answers
 from fafed.engines.base import Counts, NobodyAnswered, RoundLost, Sent
 from fafed.engines.mean import Mean
 from fafed.errors import FafedError
@@ -25,17 +25,6 @@ from fafed.privacy.options import quorum
 
 ATTEMPTS = 8  # how often an exchange is made again if all clients are needed and one is too large
 LIMB = 2**16  # counts are sent in two parts, so that they are exact with 32 bits, too
-
-
-class Answers(NamedTuple):
-    """What some clients answer. The first dimension of every leaf runs over the clients."""
-
-    clients: Sequence[int]
-    sent: Sent
-    losses: Tensor
-    has_loss: Tensor
-    evaluations: int  # of each client
-    samples: int
 
 
 class Encoder:
@@ -72,7 +61,7 @@ class Encoder:
         return randomness.tensor(key).to(device)
 
 
-class EncodedMean(Mean[Sent]):
+class EncodedMean(AnsweredMean):
     """The sum of encoded answers. `total` has one int64 vector for each leaf. It ends with the sum
     of the clients' largest values, from which the next bounds follow."""
 
@@ -85,8 +74,10 @@ class EncodedMean(Mean[Sent]):
         self.beyond: set[str] = set()  # the leaves of these numbers
         self.reasons: list[str] = []  # their sizes and bounds; for the client alone
 
+    def for_group(self, clients: Sequence[int]) -> EncodedMean:
+        return EncodedMean(self.encoder, self.buffers)
+
     def answer(self, answers: Answers) -> None:
-        """Add the answers of some clients."""
         rows = self._rows(answers)
         if self.total is None:
             self.start(tree.take(answers.sent, 0))

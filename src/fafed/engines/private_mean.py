@@ -11,13 +11,14 @@ from fafed.core import tree
 from fafed.core.algorithm import AnyAlgorithm, Exchange, HasX, RoundInfo, exchanges_of_round
 from fafed.core.gradient import zero_grad
 from fafed.core.tree import Tree
+from fafed.engines.answered import AnsweredMean, Answers
 from fafed.engines.base import Sent
 from fafed.engines.mean import Mean
 from fafed.privacy.accounting import Rehearsed
 from fafed.privacy.clients import ClientNoise
 
 
-class PrivateMean(Mean[Sent]):
+class PrivateMean(AnsweredMean):
     """Clips each message, adds up, and adds noise (`fafed.privacy.clients`). `total` has one vector
     for each leaf of the message: float64, or int64 with secure sums."""
 
@@ -47,18 +48,13 @@ class PrivateMean(Mean[Sent]):
         self.total = tuple(self.leaves.values())  # type: ignore[assignment]
 
     def for_group(self, clients: Sequence[int]) -> PrivateMean:
-        """An empty one for some of the clients."""
         return PrivateMean(self.rule, self.reference, self.squares, self.invited, self.key, clients)
 
-    def add(self, tree_: Sent, weight: float) -> None:
-        if weight:  # a rank without clients adds nothing
-            self.add_stacked(tree.map(lambda leaf: leaf[None], tree_), torch.ones(1))
-
-    def add_stacked(self, tree_: Sent, weights: Tensor) -> None:
-        message, _ = tree_
+    def answer(self, answers: Answers) -> None:
+        message, _ = answers.sent
         start = tree.flatten(self.reference)
         rows = {
-            name: (leaf.detach() - start[name]).reshape(len(weights), -1)
+            name: (leaf.detach() - start[name]).reshape(len(answers.clients), -1)
             for name, leaf in tree.flatten(message).items()
         }
         clipped = self.rule.clipped(rows)

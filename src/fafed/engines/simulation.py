@@ -13,8 +13,9 @@ from fafed.core.algorithm import AnyAlgorithm, Exchange, HasX
 from fafed.core.tree import Tree
 from fafed.data.sources.base import Source
 from fafed.engines import backends
+from fafed.engines.answered import AnsweredMean
 from fafed.engines.base import ClientState, Counts, Engine, Reply, Sent, Snapshot
-from fafed.engines.encoded import ATTEMPTS, Encoded, EncodedMean, Encoder
+from fafed.engines.encoded import ATTEMPTS, Encoded, EncodedMean
 from fafed.engines.mean import Mean
 from fafed.engines.private_mean import PrivateMean, visit_without_data
 from fafed.engines.states import ClientStates, Row
@@ -117,9 +118,8 @@ class Simulation(Engine):
         self.objective.exchange = self.place
         down = exchange.send(shared)
         sums = Sums(tree.nbytes((down, buffers)))
-        encoder = None if self.encoded is None else self.encoded.encoder(step, opening)
-        if encoder is not None:
-            sums.mean = EncodedMean(encoder, buffers)
+        if self.encoded is not None:
+            sums.mean = EncodedMean(self.encoded.encoder(step, opening), buffers)
         elif self.noise is not None:
             sums.mean = self.private_mean(self.noise, exchange, down, step)
         large = tree.nbytes(self.objective.x0) >= LARGE_BYTES
@@ -127,12 +127,12 @@ class Simulation(Engine):
             partial(
                 self.backend.work,
                 *(exchange, down, buffers, group, step, self.kept),
-                self._mean_of_group(sums.mean, encoder, buffers, group),
+                sums.mean.for_group(group) if isinstance(sums.mean, AnsweredMean) else None,
             )
             for group in self.backend.groups(clients, self.kept)
         ]
         for found in self.worker_pool.in_order(jobs):
-            if encoder is None:
+            if self.encoded is None:
                 self.kept.keep(found.rows)
             else:
                 sums.rows |= found.rows
@@ -149,7 +149,7 @@ class Simulation(Engine):
                 sums.without_weight += self.task.weights[client]
             message, own = found.message
             sums.up = self.task.algorithm.message_bytes(message) + tree.nbytes(own)
-            if isinstance(sums.mean, EncodedMean | PrivateMean):
+            if isinstance(sums.mean, AnsweredMean):
                 sums.up = sums.mean.nbytes
             if large:
                 del found, message, own
@@ -164,17 +164,6 @@ class Simulation(Engine):
         self.stand_ins[self.place], reference = visit_without_data(exchange, down, local, steps)
         key = f"{step} {self.place}"
         return PrivateMean(noise, reference, algorithm.squares, self.invited, key)
-
-    def _mean_of_group(
-        self,
-        mean: Mean[Sent],
-        encoder: Encoder | None,
-        buffers: tuple[Tensor, ...],
-        group: Sequence[int],
-    ) -> EncodedMean | PrivateMean | None:
-        if encoder is not None:
-            return EncodedMean(encoder, buffers)
-        return mean.for_group(group) if isinstance(mean, PrivateMean) else None
 
     def too_large(self, sums: Sums) -> bool:
         """Whether the exchange must be made again, with larger bounds of its messages."""

@@ -246,8 +246,7 @@ def save_adapter(module: nn.Module, folder: Path | str) -> None:
     shutil.rmtree(part, ignore_errors=True)
     try:
         found[0].save_pretrained(str(part))
-        for path in [*part.rglob("*"), part]:
-            files.sync_path(path)
+        files.sync_folder(part)
         part.replace(folder)
         files.sync_path(folder.parent)
     except OSError as cause:

@@ -167,7 +167,7 @@ class Silos(Engine):
         settled: dict[int, Given | NotFinite] = {}
         forgot = []
         for silo, found in self.mailbox.ask(
-            requests, place, _KINDS | {"answer": like[1]}, packed.digest, self.federation.deadline
+            requests, place, REPLIES | {"answer": like[1]}, packed.digest, self.federation.deadline
         ):
             client = self.federation.silos.index(silo)
             if found is None:
@@ -398,4 +398,4 @@ class _Nothing:
         return iter((self.batch,))
 
 
-_KINDS: dict[str, Shapes] = {"lost": {}, "refused": {}, "failed": {}, "diverged": {}}
+REPLIES: dict[str, Shapes] = {"lost": {}, "refused": {}, "failed": {}, "diverged": {}}

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from fafed.core.algorithm import AnyAlgorithm, Exchange, HasX
 from fafed.data.sources.base import Source
+from fafed.engines.answered import AnsweredMean
 from fafed.engines.base import Sent
-from fafed.engines.encoded import EncodedMean
 from fafed.engines.mean import Mean
-from fafed.engines.private_mean import PrivateMean
 from fafed.engines.states import ClientStates, Row
 from fafed.objectives.base import Objective
 
@@ -79,6 +78,6 @@ class Backend(ABC):
         group: Sequence[int],
         step: int,
         states: ClientStates,
-        mean: EncodedMean | PrivateMean | None = None,
+        mean: AnsweredMean | None = None,
     ) -> Found:
         """Run a group of clients. Their answers are added to `mean` if it is given."""

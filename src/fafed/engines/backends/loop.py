@@ -8,10 +8,9 @@ from torch import Tensor
 
 from fafed.core import tree
 from fafed.core.algorithm import Exchange, HasX
+from fafed.engines.answered import AnsweredMean, Answers
 from fafed.engines.backends.base import Backend, Found
 from fafed.engines.client import Oracle, check, visit
-from fafed.engines.encoded import Answers, EncodedMean
-from fafed.engines.private_mean import PrivateMean
 from fafed.engines.states import ClientStates, Row
 from fafed.objectives.base import Memory
 
@@ -33,7 +32,7 @@ class Loop(Backend):
         group: Sequence[int],
         step: int,
         states: ClientStates,
-        mean: EncodedMean | PrivateMean | None = None,
+        mean: AnsweredMean | None = None,
     ) -> Found:
         (client,) = group
         _, objective, source, weights, steps = self.task
@@ -42,9 +41,7 @@ class Loop(Backend):
         oracle = Oracle(objective.for_visit(), Memory(buffers, state.hidden))
         found = visit(oracle, exchange, down, state.local, batches)
         check(client, found.loss, found.message)
-        if isinstance(mean, PrivateMean):
-            mean.add((found.message, found.buffers), weights[client])
-        elif mean is not None:
+        if mean is not None:
             one = tree.map(lambda leaf: leaf[None], (found.message, found.buffers))
             facts = found.loss[None], found.has_loss[None], found.evaluations, found.samples
             mean.answer(Answers(group, one, *facts))

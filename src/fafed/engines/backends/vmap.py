@@ -16,12 +16,11 @@ from fafed.core.algorithm import Exchange, HasX, exchanges_of_round
 from fafed.core.batch import Batch
 from fafed.core.tree import Tree
 from fafed.data.sources.base import ClientBatches, Drawn, Draws
+from fafed.engines.answered import AnsweredMean, Answers
 from fafed.engines.backends.base import Backend, CannotRun, Differs, Found
 from fafed.engines.base import ClientState, Sent
 from fafed.engines.client import Oracle, check, visit
-from fafed.engines.encoded import Answers, EncodedMean
 from fafed.engines.mean import Mean
-from fafed.engines.private_mean import PrivateMean
 from fafed.engines.states import ClientStates, Row
 from fafed.objectives import agreement
 from fafed.objectives.base import Evaluation, Memory
@@ -112,7 +111,7 @@ class Vmap(Backend):
         group: Sequence[int],
         step: int,
         states: ClientStates,
-        mean: EncodedMean | PrivateMean | None = None,
+        mean: AnsweredMean | None = None,
     ) -> Found:
         _, objective, source, all_weights, steps = self.task
         gather = self.gather()
@@ -138,9 +137,7 @@ class Vmap(Backend):
         if not (torch.isfinite(losses).all() and tree.finite(numbers)):
             for row, client in enumerate(group):  # a sum may overflow, so look at each client
                 check(client, losses[row], tree.take(message, row))
-        if isinstance(mean, PrivateMean):
-            mean.add_stacked((message, own), weights)
-        elif mean is not None:
+        if mean is not None:
             facts = losses, has_loss, evaluations, samples
             mean.answer(Answers(group, (message, own), *facts))
         return Found(

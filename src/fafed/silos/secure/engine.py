@@ -36,7 +36,7 @@ from fafed.privacy.secure_sum.server import TooFew as TooFewForSum
 from fafed.silos import messages
 from fafed.silos.bounds import Bounds
 from fafed.silos.messages import Content, ExchangeId, Message, Packed, Shapes
-from fafed.silos.remote_engine import _KINDS, Silos
+from fafed.silos.remote_engine import REPLIES, Silos
 from fafed.silos.secure.silo import INTEGERS, as_tensor, packed_inbox
 from fafed.silos.secure.task import encoded, public_examples, task, told_bounds
 from fafed.silos.server import Mailbox, TooFew, log
@@ -243,7 +243,7 @@ class SecureSilos(Silos):
         else:  # all silos get the same
             packed = messages.pack((as_tensor(wire.write(next(iter(requests.values())))),))
             letters = dict.fromkeys(requests, messages.write(step, place, {}, packed))
-        kinds = _KINDS | {step: expected, "over": {}, "beyond": {}}
+        kinds = REPLIES | {step: expected, "over": {}, "beyond": {}}
         for silo, found in self.mailbox.ask(
             letters, place, kinds, packed.digest, self.federation.deadline
         ):

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from fafed.core import tree
+from fafed.engines.answered import Answers
 from fafed.engines.client import Visit
-from fafed.engines.encoded import Answers, EncodedMean, Encoder
+from fafed.engines.encoded import EncodedMean, Encoder
 from fafed.errors import ConfigError
 from fafed.privacy.secure_sum import messages as wire
 from fafed.privacy.secure_sum.identity import Identity, Pinned, ProjectCA, Trust

@@ -14,6 +14,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
+from fafed import files
 from fafed.errors import ConfigError
 from fafed.silos.transports.nvflare.kit_files import close
 
@@ -56,8 +57,10 @@ def renew(kit: Path, new: Path) -> Path:
     shutil.rmtree(fresh, ignore_errors=True)
     shutil.copytree(new / "startup", fresh)
     close(fresh)
+    files.sync_folder(fresh)
     startup.rename(before)
     fresh.rename(startup)
+    files.sync_path(kit)
     return before
 
 
