@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,10 @@ def names(job: str) -> list[str]:
 
 
 def grid(job: str, name: str) -> list[Setting]:
-    choices = experiment(job).search[name]
+    return combinations(experiment(job).search[name])
+
+
+def combinations(choices: Mapping[str, Sequence[Any]]) -> list[Setting]:
     return [
         tuple(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())
     ]
@@ -77,10 +80,15 @@ def before(name: str) -> Setting:
 
 
 def run(job: str, name: str, setting: Setting, kind: str, seed: int) -> Experiment:
-    """The experiment of one run. Step sizes are written out, so later defaults do not change it."""
+    """The experiment of one run."""
+    found = with_setting(experiment(job), name, setting, kind)
+    return found.changed(seed=seed, eval_every=SELDOM if seed == TUNING_SEED else found.eval_every)
+
+
+def with_setting(own: Experiment, name: str, setting: Setting, kind: str) -> Experiment:
+    """A method with its setting. Step sizes are written out, so later defaults do not change it."""
     chosen: Mapping[str, Any] = dict(setting)
     if kind == "linear" and name not in AS_IT_IS:
         fall = {"schedule": "linear", "peak": chosen["eta"], "end": END}
         chosen = {**chosen, "eta": fall}
-    found = experiment(job).with_algorithm(name, **chosen)
-    return found.changed(seed=seed, eval_every=SELDOM if seed == TUNING_SEED else found.eval_every)
+    return own.with_algorithm(name, **chosen)

@@ -234,11 +234,11 @@ def measured(places: Sequence[RunDir], target: float) -> dict[str, Any]:
         "accuracy": [accuracy(place) for place in places],
         "reached": reach.reached,
         "to_target": costs,
-        "seconds": min(_seconds(place.records()) for place in places),
+        "seconds": min(seconds(place.records()) for place in places),
     }
 
 
-def _seconds(records: Sequence[Record]) -> float:
+def seconds(records: Sequence[Record]) -> float:
     """Seconds of a round without its evaluation: the median, which other programs disturb least."""
     times = [0.0, *(record.seconds for record in records)]
     rounds = [later - earlier for earlier, later in itertools.pairwise(times)]
