@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO := $(VENV)/.demo
+DATA := packages/fashion-mnist
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: setup demo picture test test-slow test-hosted lint bench clean
@@ -12,12 +13,12 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) -e ".[dev]"
+$(STAMP): pyproject.toml constraints.txt $(DATA)/pyproject.toml | $(BIN)/python
+	$(INSTALL) -e ".[dev]" -e $(DATA)
 	touch $(STAMP) $(DEMO)
 
-$(DEMO): pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) -e ".[report]"
+$(DEMO): pyproject.toml constraints.txt $(DATA)/pyproject.toml | $(BIN)/python
+	$(INSTALL) -e ".[demo]" -e $(DATA)
 	touch $(DEMO)
 
 setup: $(STAMP)

@@ -19,7 +19,7 @@ Dataset = Annotated[str, typer.Argument(metavar="NAME", help="A dataset of `fafe
 
 @app.command("list")
 def list_datasets(as_json: Json = False) -> None:
-    """List the datasets that fafed knows, and which of them are on this machine."""
+    """List the datasets that fafed knows, which of them are on this machine, and where."""
     from rich.console import Console
     from rich.table import Table
 
@@ -29,9 +29,10 @@ def list_datasets(as_json: Json = False) -> None:
     if as_json:
         print_json([asdict(item) for item in found])
         return
-    table = Table("name", "what", "licence", "here", title="Datasets")
+    table = Table("name", "what", "licence", title="Datasets")
+    table.add_column("here", no_wrap=True)
     for item in found:
-        here = f"yes, {item.bytes / 1e6:.0f} MB" if item.present else "no"
+        here = f"{item.bytes / 1e6:.0f} MB in\n{item.source}" if item.present else "no"
         table.add_row(item.name, item.description, item.licence, here)
     Console().print(table)
 

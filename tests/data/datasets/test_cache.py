@@ -25,7 +25,7 @@ def unpack_all(source):
 
 
 def install(some, source, folder):
-    return cache.install(some, some.origin, source, folder)
+    return cache.install(some, source, folder)
 
 
 @pytest.fixture

@@ -1,12 +1,15 @@
 import gzip
 import hashlib
+import importlib
+import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from fafed import data
 from fafed.data.datasets import idx
-from fafed.data.datasets.base import Dataset, Download, Images, Origin, labelled
+from fafed.data.datasets.base import Dataset, Download, Images, Origin, Package, labelled
 from fafed.data.datasets.cache import find
 from fafed.errors import ConfigError, DataError
 
@@ -119,26 +122,49 @@ def test_import(tmp_path, files):
 
 
 def test_import_of_what_needs_none(tmp_path):
-    with pytest.raises(ConfigError, match="ships with fafed"):
+    with pytest.raises(ConfigError, match="installed with fafed-fashion-mnist"):
         data.import_files("fashion-mnist", tmp_path)
     with pytest.raises(DataError, match="does not exist"):
         data.import_files("mnist", tmp_path / "nowhere")
 
 
-def test_get_of_what_ships(tmp_path, left):
+def test_get_of_what_is_installed(tmp_path, left):
     assert (data.get("fashion-mnist", tmp_path) / "LICENSE").is_file()
     assert left(tmp_path) == []
 
 
 @pytest.mark.usefixtures("tiny")
+def test_a_package_is_read_where_it_is_installed_and_named_where_not(tmp_path, monkeypatch):
+    """The same dataset in a package of its own, before and after its installation."""
+    where = data.get("tiny", tmp_path / "cache")
+    packaged = replace(data.DATASETS["tiny"], package=Package("fafed-tiny", "fafed_tiny", "x/tiny"))
+    monkeypatch.setitem(data.DATASETS, "tiny", packaged)
+    with pytest.raises(DataError) as caught:
+        data.load("tiny", tmp_path)
+    for cure in ("`pip install fafed-tiny`", "`pip install x/tiny`", "`fafed data get tiny`"):
+        assert cure in str(caught.value)
+    shutil.copytree(where, tmp_path / "site" / "fafed_tiny")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    with pytest.raises(DataError, match="is not in"):  # a folder of this name is no package
+        data.load("tiny", tmp_path)
+    (tmp_path / "site" / "fafed_tiny" / "__init__.py").touch()
+    importlib.invalidate_caches()
+    assert np.array_equal(data.load("tiny", tmp_path).train[1], LABELS)
+    assert data.get("tiny", tmp_path) == tmp_path / "site" / "fafed_tiny"
+    (status,) = (status for status in data.status(tmp_path) if status.name == "tiny")
+    assert (status.present, status.source) == (True, "fafed-tiny")
+
+
+@pytest.mark.usefixtures("tiny")
 def test_status(tmp_path):
     before = {status.name: status for status in data.status(tmp_path)}
-    assert before["fashion-mnist"].present
+    assert before["fashion-mnist"].source == "fafed-fashion-mnist"
     assert before["fashion-mnist"].bytes > 20_000_000
     assert not before["tiny"].present
+    assert before["tiny"].source is None
     assert before["tiny"].bytes == 0
     data.get("tiny", tmp_path)
     now = {status.name: status for status in data.status(tmp_path)}["tiny"]
-    assert now.present
+    assert (now.present, now.source) == (True, "cache")
     assert now.where == tmp_path / "tiny"
     assert now.bytes == sum(map(len, PLAIN.values()))

@@ -45,11 +45,20 @@ class Download:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a dataset comes from, if it is not part of fafed."""
+    """Where a dataset can be downloaded, and what the cache keeps of it."""
 
     files: Mapping[str, str]  # what the cache keeps: file name -> sha256
     downloads: tuple[Download, ...]
     unpack: Callable[[Path], Iterator[tuple[str, bytes]]]  # local files, any known form -> `files`
+
+
+@dataclass(frozen=True)
+class Package:
+    """A Python package whose folder holds a dataset."""
+
+    distribution: str  # what pip installs
+    module: str
+    in_clone: str  # its folder in a clone of fafed
 
 
 @dataclass(frozen=True)
@@ -58,7 +67,8 @@ class Dataset:
     description: str
     licence: str
     read: Callable[[Path], Images | Text]  # from its folder; checks what it reads
-    origin: Origin | None = None  # None: it is part of fafed
+    origin: Origin
+    package: Package | None = None
     text: bool = False  # whether `read` returns Text
 
 

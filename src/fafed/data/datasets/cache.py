@@ -1,4 +1,5 @@
-"""The folder for downloaded datasets. A dataset in it is complete or absent.
+"""The folder for downloaded datasets, and the packages that hold one. In the folder a dataset is
+complete or absent.
 
 A dataset is first written into a new folder and checked. Then the folder gets its final name.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import importlib.util
 import lzma
 import os
 import secrets
@@ -20,10 +22,8 @@ from pathlib import Path
 
 import platformdirs
 
-from fafed.data.datasets.base import Dataset, Origin
+from fafed.data.datasets.base import Dataset
 from fafed.errors import DataError
-
-SHIPPED = Path(__file__).parent / "files"
 
 
 def root(folder: str | Path | None = None) -> Path:
@@ -34,21 +34,27 @@ def root(folder: str | Path | None = None) -> Path:
 
 
 def place(dataset: Dataset, folder: str | Path | None = None) -> Path:
-    """The folder of the dataset, whether it exists or not."""
-    return (SHIPPED if dataset.origin is None else root(folder)) / dataset.name
+    """The folder of the dataset in the cache, whether it exists or not."""
+    return root(folder) / dataset.name
+
+
+def installed(dataset: Dataset) -> Path | None:
+    """The folder of the dataset's package, if that is installed."""
+    spec = importlib.util.find_spec(dataset.package.module) if dataset.package else None
+    return Path(spec.origin).parent if spec and spec.origin else None
 
 
 def present(dataset: Dataset, folder: str | Path | None = None) -> bool:
+    """Whether the cache has the dataset."""
     where = place(dataset, folder)
-    return dataset.origin is None or all((where / name).is_file() for name in dataset.origin.files)
+    return all((where / name).is_file() for name in dataset.origin.files)
 
 
 def intact(dataset: Dataset, folder: str | Path | None = None) -> bool:
-    """Whether the dataset is present and undamaged."""
+    """Whether the cache has the dataset, undamaged."""
     where = place(dataset, folder)
-    files = {} if dataset.origin is None else dataset.origin.files
     return present(dataset, folder) and all(
-        sha256_of(content(where / name)) == sha256 for name, sha256 in files.items()
+        sha256_of(content(where / name)) == sha256 for name, sha256 in dataset.origin.files.items()
     )
 
 
@@ -76,9 +82,9 @@ def check(found: str, expected: str, what: object, cure: str) -> None:
         )
 
 
-def install(dataset: Dataset, origin: Origin, source: Path, folder: str | Path | None) -> Path:
+def install(dataset: Dataset, source: Path, folder: str | Path | None) -> Path:
     """Unpack the files in `source`, check them, and put all of them into the cache, or none."""
-    target = place(dataset, folder)
+    origin, target = dataset.origin, place(dataset, folder)
     new = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         with writing(new):
@@ -138,12 +144,10 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
+def reading(path: Path, cure: str = "get a fresh copy of it") -> Iterator[None]:
     """Turn errors about a missing or damaged file into a DataError."""
     damage = (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError)
     try:
         yield
     except (OSError, *damage) as error:
-        raise DataError(
-            f"cannot read {path}: {error}; get a fresh copy of it", fault="unreadable"
-        ) from error
+        raise DataError(f"cannot read {path}: {error}; {cure}", fault="unreadable") from error

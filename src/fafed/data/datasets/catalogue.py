@@ -31,6 +31,7 @@ class Status:
     licence: str
     where: Path
     present: bool
+    source: str | None  # "cache", or the name of an installed package
     bytes: int  # on disk
 
 
@@ -48,14 +49,17 @@ def load(name: str, folder: str | Path | None = None) -> Images | Text: ...
 def load(name: str, folder: str | Path | None = None) -> Images | Text:
     """A dataset as tensors, checked against its sha256. Never uses the network.
 
-    `folder` holds the datasets: by default FAFED_DATA, else the user's cache folder.
+    A dataset whose package is installed is read from there: Fashion-MNIST from fafed-fashion-mnist.
+    `folder` holds the others: by default FAFED_DATA, else the user's cache folder.
     """
     dataset = _known(name)
+    if installed := cache.installed(dataset):
+        return dataset.read(installed)
     where = cache.place(dataset, folder)
     if not cache.present(dataset, folder):
         raise DataError(
-            f"{name} is not in {where}: run `fafed data get {name}` to download it, or "
-            f"`fafed data import {name} DIR` if you have its files"
+            f"{name} is not in {where}: {_cure(dataset)}run `fafed data get {name}` to download "
+            f"it, or `fafed data import {name} DIR` if you have its files"
         )
     return dataset.read(where)
 
@@ -67,7 +71,7 @@ def get(
     progress: Progress | None = None,
     mirror: str | None = None,
 ) -> Path:
-    """Download a dataset unless there is an undamaged copy. Return its folder.
+    """Download a dataset unless its package is installed or the cache has it. Return its folder.
 
     `progress` is called with (bytes done, bytes in total). `mirror` is the address of a folder with
     the same files. It is tried before the known addresses. A download that stopped continues when
@@ -76,9 +80,10 @@ def get(
     dataset = _known(name)
     if mirror is not None and not mirror.startswith(("http://", "https://")):
         raise ConfigError(f"mirror must begin with http:// or https://, got {mirror!r}")
-    where = cache.place(dataset, folder)
-    if dataset.origin is None or cache.intact(dataset, folder):
-        return where
+    if installed := cache.installed(dataset):
+        return installed
+    if cache.intact(dataset, folder):
+        return cache.place(dataset, folder)
     waiting = _waiting(dataset, folder)
     total, done = sum(file.size for file in dataset.origin.downloads), 0
     for file in dataset.origin.downloads:
@@ -97,34 +102,49 @@ def get(
 def import_files(name: str, source: str | Path, folder: str | Path | None = None) -> Path:
     """Take a dataset from local files in one of its standard forms. Return its folder.
 
-    MNIST: the four IDX files, zipped or not. CIFAR-10: the binary version, as archive or
-    unpacked, or the compact train.npz and test.npz. CIFAR-100: the archive of the binary version.
-    WikiText-2: train.txt, valid.txt, test.txt or
-    wiki.train.tokens and so on.
+    MNIST and Fashion-MNIST: the four IDX files, zipped or not. CIFAR-10: the binary version, as
+    archive or unpacked, or the compact train.npz and test.npz. CIFAR-100: the archive of the binary
+    version. WikiText-2: train.txt, valid.txt, test.txt or wiki.train.tokens and so on.
     """
     dataset, source = _known(name), Path(source).expanduser()
-    if dataset.origin is None:
-        raise ConfigError(f"{name} ships with fafed: there is nothing to import, just load it")
+    if dataset.package and cache.installed(dataset):
+        raise ConfigError(
+            f"{name} is installed with {dataset.package.distribution}: there is nothing to import, "
+            "just load it"
+        )
     if not source.exists():
         raise DataError(f"{source} does not exist: name the folder that holds the files of {name}")
-    where = cache.install(dataset, dataset.origin, source, folder)
+    where = cache.install(dataset, source, folder)
     shutil.rmtree(_waiting(dataset, folder), ignore_errors=True)
     return where
 
 
 def status(folder: str | Path | None = None) -> list[Status]:
     """The status of every dataset, from names and sizes of files, without reading them."""
-    return [
-        Status(
-            name=dataset.name,
-            description=dataset.description,
-            licence=dataset.licence,
-            where=cache.place(dataset, folder),
-            present=cache.present(dataset, folder),
-            bytes=sum(_sizes(cache.place(dataset, folder))),
-        )
-        for dataset in DATASETS.values()
-    ]
+    return [_status(dataset, folder) for dataset in DATASETS.values()]
+
+
+def _status(dataset: Dataset, folder: str | Path | None) -> Status:
+    source = "cache" if cache.present(dataset, folder) else None
+    where = cache.place(dataset, folder)
+    if dataset.package and (installed := cache.installed(dataset)):
+        source, where = dataset.package.distribution, installed
+    return Status(
+        name=dataset.name,
+        description=dataset.description,
+        licence=dataset.licence,
+        where=where,
+        present=source is not None,
+        source=source,
+        bytes=sum(_sizes(where)),
+    )
+
+
+def _cure(dataset: Dataset) -> str:
+    if dataset.package is None:
+        return ""
+    own, clone = dataset.package.distribution, dataset.package.in_clone
+    return f"run `pip install {own}` (in a clone of fafed: `pip install {clone}`) to have it, or "
 
 
 def _waiting(dataset: Dataset, folder: str | Path | None) -> Path:

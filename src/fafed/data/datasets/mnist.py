@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from fafed.data.datasets import idx
-from fafed.data.datasets.base import Dataset, Download, Images, Origin, labelled
+from fafed.data.datasets.base import Dataset, Download, Images, Origin, Pixels, labelled
 from fafed.data.datasets.cache import check, find
 
 MEAN, STD = (0.1307,), (0.3081,)
@@ -29,16 +29,35 @@ SHA256 = {
 
 
 def read(folder: Path) -> Images:
-    arrays = []
-    for name, shape in SHAPES.items():
-        array = idx.read(folder / name, shape)
-        check(idx.sha256(array), SHA256[name], folder / name, "run `fafed data get mnist`")
-        arrays.append(array)
+    arrays = checked(unpacked(folder), SHA256, folder, "run `fafed data get mnist`")
+    return images(arrays, MEAN, STD, tuple("0123456789"))
+
+
+# Fashion-MNIST has files of the same names and shapes.
+
+
+def unpacked(folder: Path) -> Iterator[Pixels]:
+    """The arrays of the four files in the cache, in the order of SHAPES."""
+    return (idx.read(folder / name, shape) for name, shape in SHAPES.items())
+
+
+def checked(
+    arrays: Iterable[Pixels], sha256: dict[str, str], folder: Path, cure: str
+) -> Iterator[Pixels]:
+    """The same arrays, after comparing the sha256 of the file that each of them is."""
+    for (name, expected), array in zip(sha256.items(), arrays, strict=True):
+        check(idx.sha256(array), expected, f"{name} in {folder}", cure)
+        yield array
+
+
+def images(
+    arrays: Iterable[Pixels], mean: Sequence[float], std: Sequence[float], classes: tuple[str, ...]
+) -> Images:
     x_train, y_train, x_test, y_test = arrays
     return Images(
-        train=labelled(x_train[:, None], y_train, MEAN, STD),
-        test=labelled(x_test[:, None], y_test, MEAN, STD),
-        classes=tuple("0123456789"),
+        train=labelled(x_train[:, None], y_train, mean, std),
+        test=labelled(x_test[:, None], y_test, mean, std),
+        classes=classes,
     )
 
 
@@ -49,8 +68,14 @@ def unpack(source: Path) -> Iterator[tuple[str, bytes]]:
         yield name, idx.dump(idx.read(path, shape))
 
 
-def _download(name: str, size: int, sha256: str) -> Download:
-    return Download(name, size, sha256, tuple(f"{mirror}/{name}" for mirror in MIRRORS))
+def downloads(
+    mirrors: Sequence[str], sizes: Sequence[int], sha256: Sequence[str]
+) -> tuple[Download, ...]:
+    """The four files, zipped, in the order of SHAPES."""
+    return tuple(
+        Download(f"{name}.gz", size, expected, tuple(f"{mirror}/{name}.gz" for mirror in mirrors))
+        for name, size, expected in zip(SHAPES, sizes, sha256, strict=True)
+    )
 
 
 MNIST = Dataset(
@@ -60,25 +85,13 @@ MNIST = Dataset(
     read=read,
     origin=Origin(
         files=SHA256,
-        downloads=(
-            _download(
-                "train-images-idx3-ubyte.gz",
-                9_912_422,
+        downloads=downloads(
+            MIRRORS,
+            (9_912_422, 28_881, 1_648_877, 4_542),
+            (
                 "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            ),
-            _download(
-                "train-labels-idx1-ubyte.gz",
-                28_881,
                 "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            ),
-            _download(
-                "t10k-images-idx3-ubyte.gz",
-                1_648_877,
                 "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            ),
-            _download(
-                "t10k-labels-idx1-ubyte.gz",
-                4_542,
                 "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
             ),
         ),
