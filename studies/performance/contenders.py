@@ -66,6 +66,7 @@ _MANY = "one process for each client: too many of them"
 _LARGE = "a round takes minutes, and the plain loop stands for it"
 _FEW = dict.fromkeys(LARGE, "compared with a plain loop, pfl and Flower alone")
 _LONG = {"J5": _LARGE, "J5H": _LARGE}
+_NOT_WRITTEN = dict.fromkeys(("J5", "J5H", *LARGE), "its model is not written in JAX here")
 _ALL = (
     _ours("ours", "fafed, 2 workers", "fedavg", 2),
     _ours("ours-1", "fafed, 1 worker", "fedavg", 1),
@@ -82,6 +83,23 @@ _ALL = (
         "flare",
         left_out={"J3": _MANY, "J6": _MANY, **_LONG, **_FEW},
     ),
+    Contender(
+        "jax-vmap",
+        "JAX by hand, all clients in one vmap",
+        "jax_round",
+        "jax",
+        arguments=("--ways", "vmap"),
+        left_out=_NOT_WRITTEN,
+    ),
+    Contender(
+        "jax-map",
+        "JAX by hand, client by client on each core",
+        "jax_round",
+        "jax",
+        arguments=("--ways", "map"),
+        left_out=_NOT_WRITTEN,
+    ),
+    Contender("fedjax", "FedJAX", "fedjax", "jax", left_out=_NOT_WRITTEN),
     _ours("ours-fafed", "fafed, FAFED, 2 workers", "fafed", 2),
     _ours(
         "ours-scaffold",
@@ -98,6 +116,7 @@ GROUPS = {
     "ours": [n for n in CONTENDERS if n.startswith("ours")],
     "plain": ["plain-1", "plain-2"],
     "pfl": ["pfl-1", "pfl-2"],
+    "jax": ["jax-vmap", "jax-map", "fedjax"],
     "all": list(CONTENDERS),
 }
 

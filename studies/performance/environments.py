@@ -18,8 +18,16 @@ REQUIREMENTS = {
     "flower": ("flwr[simulation]==1.41.0", "torch", *_MODELS),
     "flare": ("nvflare==2.9.0", "torch"),
     "fedlab": ("fedlab==1.3.0", "torch"),
+    "jax": ("fedjax==0.0.17", "jax==0.10.2"),
 }
-PACKAGES = {OWN: "fafed", "pfl": "pfl", "flower": "flwr", "flare": "nvflare", "fedlab": "fedlab"}
+PACKAGES = {  # whose versions the page shows
+    OWN: ("fafed", "torch"),
+    "pfl": ("pfl", "torch"),
+    "flower": ("flwr", "torch"),
+    "flare": ("nvflare", "torch"),
+    "fedlab": ("fedlab", "torch"),
+    "jax": ("fedjax", "jax"),
+}
 
 
 class NotInstalled(Exception):
@@ -58,12 +66,11 @@ def python(name: str) -> Path:
 
 
 def versions(name: str) -> dict[str, str]:
-    """The versions of the competitor's package and of torch."""
-    packages = dict.fromkeys([PACKAGES[name], "torch"])
+    """The versions of the competitor's package and of what computes for it."""
     code = (
         "import json, sys; from importlib.metadata import version; "
         "print(json.dumps({p: version(p) for p in sys.argv[1:]}))"
     )
-    command = [str(python(name)), "-c", code, *packages]
+    command = [str(python(name)), "-c", code, *PACKAGES[name]]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     return dict(json.loads(found.stdout))
