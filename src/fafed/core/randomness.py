@@ -221,17 +221,18 @@ class KeyedDropout(TorchFunctionMode):
 
 def backward(
     outputs: Sequence[Tensor], gradients: Sequence[Tensor | None], inputs: Sequence[Tensor] = ()
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor | None, ...]:
     """torch.autograd.grad, or without inputs torch.autograd.backward, but inside a KeyedDropout:
-    these switch it off, and a part of the model that is computed again would not see it."""
+    these switch it off, and a part of the model that is computed again would not see it. Inputs
+    that were not used have the gradient None."""
     engine: Any = torch.autograd.Variable._execution_engine
-    found: tuple[Tensor, ...] = engine.run_backward(
+    found: tuple[Tensor | None, ...] = engine.run_backward(
         tuple(outputs),
         tuple(gradients),
         False,
         False,
         tuple(inputs),
-        allow_unreachable=not inputs,
+        allow_unreachable=True,
         accumulate_grad=not inputs,
     )
     return found

@@ -10,8 +10,9 @@ from torch import Tensor
 from fafed.core import tree
 from fafed.core.algorithm import Exchange, HasX
 from fafed.core.batch import Batch, Batches
-from fafed.core.gradient import Grad, StormPoint, StormSettings, combined_storm_steps
+from fafed.core.gradient import Grad, Rates, StormPoint, StormSettings, combined_storm_steps
 from fafed.core.tree import Tree
+from fafed.core.vectors import step_in_place
 from fafed.engines.base import ClientState, NotFinite
 from fafed.kernels import vectors
 from fafed.objectives.base import Evaluation, Memory, Objective
@@ -44,6 +45,8 @@ class Oracle(Grad):
     and, with its anchor, Fed-GLOMO. The algorithm says so with `Batch.for_step`.
     """
 
+    in_place = True  # whether `sgd_steps` may ask for each parameter's gradient
+
     def __init__(self, objective: Objective, memory: Memory) -> None:
         self.objective = objective
         self.before = self.after = memory
@@ -54,22 +57,49 @@ class Oracle(Grad):
         self.samples = 0
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
-        current = batch.data is not self.data
-        if current:
-            self.data, self.before = batch.data, self.after
-        start = self.before if batch.step else self.before._replace(hidden=())
-        found = self.evaluate(x, batch, start)
-        if current:
-            moved, kept = found.memory, self.before
+        found = self.evaluate(x, batch, self._before(batch))
+        self._note(batch, found.loss, found.memory)
+        return found.gradient
+
+    def _before(self, batch: Batch) -> Memory:
+        """The memory with which an evaluation on this batch starts."""
+        if batch.data is not self.data:
+            self.before = self.after
+        return self.before if batch.step else self.before._replace(hidden=())
+
+    def _note(self, batch: Batch, loss: Tensor, moved: Memory) -> None:
+        """Count an evaluation on this batch, with its loss and the memory after it."""
+        if batch.data is not self.data:
+            self.data, kept = batch.data, self.before
             self.after = Memory(
                 moved.buffers if batch.moves_buffers else kept.buffers,
                 moved.hidden if batch.step else kept.hidden,
             )
             losses = self.losses if batch.step else self.other_losses
-            losses.append((found.loss, self.objective.counts(batch.data)))
+            losses.append((loss, self.objective.counts(batch.data)))
         self.evaluations += self.objective.evaluations
         self.samples += self.objective.evaluations * batch.size
-        return found.gradient
+
+    def sgd_steps(
+        self, x: Tensor, rates: Rates, batches: Batches, correction: Tensor | None = None
+    ) -> Tensor:
+        """The plain steps with their numbers, but without a gradient of the size of x: each
+        parameter moves in place. With large models this saves three passes over the memory."""
+        if not self.in_place or self.objective.parts_of(x) is None:
+            return super().sgd_steps(x, rates, batches, correction)
+        x = x.clone()
+        parts = self.objective.parts_of(x) or ()
+        added = None if correction is None else self.objective.parts_of(correction)
+        for rate, batch in zip(rates, batches, strict=True):
+            found, loss, memory = self.objective.by_parts(parts, batch, self._before(batch))
+            self._note(batch, loss, memory)
+            for k, (part, g) in enumerate(zip(parts, found, strict=True)):
+                direction = g
+                if added is not None:
+                    direction = added[k] if g is None else g + added[k]
+                if direction is not None:
+                    step_in_place(part, rate, direction)
+        return x
 
     def storm_steps(
         self, start: StormPoint, settings: StormSettings, batches: Batches, *, keep_x: bool

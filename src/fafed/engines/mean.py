@@ -10,6 +10,8 @@ from torch import Tensor
 from fafed.core.tree import T, map, take
 from fafed.kernels import vectors
 
+PIECE = 2**16  # numbers; the float64 copy of a piece takes 512 KiB
+
 
 class Mean(Generic[T]):
     """A weighted mean, accumulated in float64 in the order of the calls, then cast back."""
@@ -23,7 +25,7 @@ class Mean(Generic[T]):
         """Add one tree."""
         if self.total is None:
             self._start(tree)
-        map(lambda total, leaf: total.add_(leaf, alpha=weight), self.total, tree)
+        map(lambda total, leaf: _absorb(total, leaf, weight), self.total, tree)
         self.weight += weight
 
     def add_stacked(self, tree: T, weights: Tensor) -> None:
@@ -57,3 +59,16 @@ class Mean(Generic[T]):
     def _start(self, tree: T) -> None:
         self.total = map(lambda leaf: torch.zeros_like(leaf, dtype=torch.float64), tree)
         self.like = map(lambda leaf: leaf.new_empty(0), tree)
+
+
+def _absorb(total: Tensor, leaf: Tensor, weight: float) -> None:
+    """total <- total + weight * leaf. A leaf of another type is converted piece by piece, so that
+    the converted piece stays in the cache."""
+    if leaf.numel() > PIECE and leaf.is_contiguous() and total.is_contiguous():
+        pieces = zip(
+            torch.split(total.view(-1), PIECE), torch.split(leaf.view(-1), PIECE), strict=True
+        )
+        for part, own in pieces:
+            part.add_(own, alpha=weight)
+    else:
+        total.add_(leaf, alpha=weight)

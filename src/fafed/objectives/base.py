@@ -50,6 +50,7 @@ class Evaluation(NamedTuple):
     memory: Memory
 
 
+Parts = tuple[Tensor, ...]  # views of x, one for each parameter
 Way = Callable[[Tensor, Batch, Memory], Evaluation]  # before weight decay and clipping
 
 
@@ -115,6 +116,16 @@ class Objective(ABC):
     def for_visit(self) -> Objective:
         """The objective for one client in one exchange."""
         return self
+
+    def parts_of(self, x: Tensor) -> Parts | None:
+        """Views of x for `by_parts`. None if plain steps cannot be made with them."""
+        return None
+
+    def by_parts(
+        self, parts: Parts, batch: Batch, memory: Memory
+    ) -> tuple[tuple[Tensor | None, ...], Tensor, Memory]:
+        """The gradient of each parameter, None for zero, the loss, and the memory after it."""
+        raise NotImplementedError(f"{type(self).__name__} has no parameters")
 
     # Gradient and loss at x: one method for each back end.
 

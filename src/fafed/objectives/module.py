@@ -29,7 +29,7 @@ from fafed.kernels import build
 from fafed.kernels.network import Network
 from fafed.objectives import metrics, probing
 from fafed.objectives.autocast import autocast, setting
-from fafed.objectives.base import Evaluation, Loss, Memory, Objective, Totals
+from fafed.objectives.base import Evaluation, Loss, Memory, Objective, Parts, Totals
 from fafed.objectives.batches import (
     MODEL,
     arguments,
@@ -43,7 +43,7 @@ from fafed.objectives.copies import aliases, copied, moved, refuse_what_a_copy_l
 from fafed.objectives.labels import IGNORED, Averaged, averaged
 from fafed.objectives.probing import forked
 
-_CHECKPOINTED = "use_reentrant=True", "not have been used in the graph"  # in torch's messages
+_CHECKPOINTED = "use_reentrant=True"  # in torch's message
 _METRICS = threading.Lock()  # a user's metric may keep a state
 
 
@@ -314,11 +314,16 @@ class Model(Objective):
         return {n: p.view(s) for n, p, s in zip(self.names, parts, self.shapes, strict=True)}
 
     @contextlib.contextmanager
-    def _installed(self, x: Tensor, memory: Memory) -> Iterator[nn.Module]:
-        """This thread's module with the parameters of x and the buffers of this memory."""
+    def _installed(
+        self, parameters: Tensor | dict[str, Tensor], memory: Memory
+    ) -> Iterator[nn.Module]:
+        """This thread's module with these parameters, or those of x, and the buffers of this
+        memory."""
+        if isinstance(parameters, Tensor):
+            parameters = self._parameters(parameters)
         # cloned: a module in train mode writes into its buffers
         buffers = {n: b.clone() for n, b in zip(self.buffer_names, memory.buffers, strict=True)}
-        tensors = self._parameters(x) | buffers
+        tensors = parameters | buffers
         tensors = {name: tensors[first] for name, first in self.aliases.items()}
         module = self._own_module()
         with _reparametrize_module(module, tensors):
@@ -364,11 +369,44 @@ class Model(Objective):
             return self._value(module, batch, memory)
 
     def by_autograd(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
-        """The backward pass, too, has the parameters of x and the random numbers of the batch: a
-        checkpointed part of the module is computed again there."""
-        x, after = x.detach().requires_grad_(), memory
-        seeded = self._seeded(batch.key, replay=self.recomputes)
-        with torch.enable_grad(), seeded as dropout, self._installed(x, memory) as module:
+        """With autograd, before weight decay and clipping."""
+        x = x.detach().requires_grad_()
+        ((g,), loss, memory) = self._differentiated((x,), lambda: x, batch, memory)
+        assert g is not None
+        return Evaluation(g, loss, memory)
+
+    def parts_of(self, x: Tensor) -> Parts | None:
+        plain = self.clip is None and not self.weight_decay and not self.sam
+        if not (plain and self.one_dtype and x.dtype == self.dtype):
+            return None
+        return tuple(self._parameters(x).values())
+
+    def by_parts(
+        self, parts: Parts, batch: Batch, memory: Memory
+    ) -> tuple[tuple[Tensor | None, ...], Tensor, Memory]:
+        leaves = tuple(part.detach().requires_grad_() for part in parts)
+        own = dict(zip(self.names, leaves, strict=True))
+        found, loss, memory = self._differentiated(leaves, lambda: own, batch, memory)
+        if (counts := self.counts(batch.data)) is not None and not counts:
+            found = (None,) * len(parts)
+        return found, loss, memory
+
+    def _differentiated(
+        self,
+        leaves: Parts,
+        parameters: Callable[[], Tensor | dict[str, Tensor]],
+        batch: Batch,
+        memory: Memory,
+    ) -> tuple[tuple[Tensor | None, ...], Tensor, Memory]:
+        """The gradients of the leaves, of which the parameters are made, the loss, and the memory
+        after it. The backward pass, too, has these parameters and the random numbers of the batch:
+        a checkpointed part of the module is computed again there."""
+        seeded, after = self._seeded(batch.key, replay=self.recomputes), memory
+        with (
+            torch.enable_grad(),
+            seeded as dropout,
+            self._installed(parameters(), memory) as module,
+        ):
             loss, after = self._value(module, batch, memory)
             if not loss.requires_grad:
                 raise ConfigError(probing.NO_GRADIENT)
@@ -377,38 +415,42 @@ class Model(Objective):
             if self.moves_twice:
                 after = after._replace(buffers=tuple(b.clone() for b in after.buffers))
             versions = [b._version for b in after.buffers]
-            g = self._gradient(loss, x)
-        if self._learns(g, dropout, versions != [b._version for b in after.buffers]):
-            return self.by_autograd(x, batch, memory)
-        assert g is not None
-        return Evaluation(g, loss.detach(), tree.map(Tensor.detach, after))
+            found = self._gradients(loss, leaves)
+        moved = versions != [b._version for b in after.buffers]
+        if self._learns(found is None, dropout, moved):
+            for leaf in leaves:
+                leaf.grad = None
+            return self._differentiated(leaves, parameters, batch, memory)
+        assert found is not None
+        return found, loss.detach(), tree.map(Tensor.detach, after)
 
-    def _learns(
-        self, g: Tensor | None, dropout: randomness.KeyedDropout | None, moved: bool
-    ) -> bool:
+    def _learns(self, refused: bool, dropout: randomness.KeyedDropout | None, moved: bool) -> bool:
         """Whether this backward pass did what was not known of the model, so that its numbers are
         wrong and it must be repeated."""
         recomputed = dropout is not None and dropout.recomputed
         known = self.reentrant, self.recomputes, self.moves_twice
-        self.reentrant |= g is None
+        self.reentrant |= refused
         self.recomputes |= recomputed
         self.moves_twice |= moved
         return known != (self.reentrant, self.recomputes, self.moves_twice)
 
-    def _gradient(self, loss: Tensor, x: Tensor) -> Tensor | None:
-        """The gradient; None if the model refuses a backward pass for x alone."""
+    def _gradients(self, loss: Tensor, leaves: Parts) -> tuple[Tensor | None, ...] | None:
+        """The gradients, None for a parameter that was not used. None for all if the model refuses
+        a backward pass for these leaves alone."""
         if self.reentrant:
             randomness.backward([loss], [torch.ones_like(loss)])
-            if x.grad is None:
+            found = tuple(leaf.grad for leaf in leaves)
+            if all(g is None for g in found):
                 raise ConfigError(probing.NO_GRADIENT)
-            return x.grad
+            return found
         try:
-            (g,) = randomness.backward([loss], [torch.ones_like(loss)], [x])
+            found = randomness.backward([loss], [torch.ones_like(loss)], leaves)
         except RuntimeError as cause:
-            if not any(words in str(cause) for words in _CHECKPOINTED):
+            if _CHECKPOINTED not in str(cause):
                 raise
             return None
-        return g
+        # a leaf without a gradient may be one that only a checkpointed part uses
+        return None if any(g is None for g in found) else found
 
     def _value(self, module: nn.Module, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]:
         if self.fused:

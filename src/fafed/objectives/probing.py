@@ -99,12 +99,13 @@ NO_GRADIENT = (
 
 
 def _check_gradient(model: Model, value: Tensor, batch: Batch) -> None:
-    """Refuse a loss without a gradient."""
+    """Refuse a loss without a gradient. Each parameter is asked by itself, which also shows whether
+    the model must be differentiated as a whole (`Model._gradients`)."""
     if not value.is_floating_point():
         raise ConfigError(f"{NO_GRADIENT} (it is a {value.dtype})")
     try:
         with forked(model.device):
-            model.by_autograd(model.x0, batch, model.start())
+            model.by_parts(tuple(model._parameters(model.x0).values()), batch, model.start())
     except ConfigError:
         raise
     except Exception as cause:

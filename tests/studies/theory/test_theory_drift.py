@@ -110,11 +110,20 @@ def test_an_algorithm_that_was_not_measured_is_marked(monkeypatch):
     assert re.search(r"Not measured yet: .*Newcomer\.", drift._algorithm_table([]).note)
 
 
+def test_methods_without_a_formula_are_measured():
+    table = drift._without_formula_table(3)
+    assert [row[0] for row in table.rows] == [
+        ALGORITHMS[name].__name__ for name in drift.WITHOUT_FORMULA
+    ]
+    assert all(0 < move < abs(away) + 1 for _, away, move in table.rows)
+
+
 def check_who_has_which_bias(finding):
     bias = {row[0]: row[3] for row in rows(finding, "algorithms")}
     for name in ("FedAdam", "FedYogi", "FedAdagrad", "FedAMS", "FedCAMS", "FedGLOMO"):
         assert bias[name] == pytest.approx(bias["FedAvg"], abs=1e-8)
-    for name in ("SCAFFOLD", "FedPD", "Mime", "MimeAdam"):
+    assert bias["FedExP"] == pytest.approx(bias["FedAvg"], abs=1e-8)
+    for name in ("SCAFFOLD", "SCAFFOLDM", "FedDyn", "FedPD", "Mime", "MimeAdam"):
         assert bias[name] == 0
 
 

@@ -27,6 +27,8 @@ from fafed.objectives.base import Evaluation, Memory
 class NativeOracle(Oracle):
     """Gradients and local steps by the objective's network in C."""
 
+    in_place = False
+
     def evaluate(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
         return self.objective.evaluate_native(x, batch, memory)
 

@@ -39,6 +39,8 @@ Outcome: TypeAlias = tuple[ClientState, Tree, tuple[Tensor, ...], Tensor, Tensor
 class FunctionalOracle(Oracle):
     """Gradients by torch.func, which work under vmap."""
 
+    in_place = False
+
     def evaluate(self, x: Tensor, batch: Batch, memory: Memory) -> Evaluation:
         return self.objective.evaluate_functional(x, batch, memory)
 
