@@ -1,7 +1,9 @@
 """Measure every federated algorithm on one small job, and write docs/which-algorithm.md from it.
 
     python -m studies.which_algorithm                 # measures, then renders: two hours
+    python -m studies.which_algorithm --missing       # measures what results.json does not have
     python -m studies.which_algorithm --render-only   # renders results.json again
+    python -m studies.which_algorithm.cifar           # the runs on CIFAR-10, one after the other
 
 The job is in configs/. Runs live below --runs (runs/which-algorithm); what is
 finished is not run again, so the command can be stopped and started at will.
@@ -14,9 +16,10 @@ import json
 import logging
 from pathlib import Path
 
+from studies.which_algorithm import fafed_default
 from studies.which_algorithm.figure import draw
 from studies.which_algorithm.jobs import ROOT
-from studies.which_algorithm.measurement import measure
+from studies.which_algorithm.measurement import Runs, measure
 from studies.which_algorithm.page import render
 from studies.which_algorithm.results import PAGE, PICTURE, RESULTS, Results
 
@@ -29,10 +32,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "which-algorithm")
     parser.add_argument("-j", "--jobs", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--missing", action="store_true", help="keep what is measured")
     parser.add_argument("--render-only", action="store_true", help="measure nothing")
     options = parser.parse_args()
     if not options.render_only:
-        results = measure(options.runs, options.jobs)
+        known = json.loads(RESULTS.read_text("utf-8")) if options.missing else None
+        results = measure(options.runs, options.jobs, known)
+        if "fafed_options" not in results:
+            results["fafed_options"] = fafed_default.measure(Runs(options.runs, options.jobs))
         RESULTS.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
     found = Results(json.loads(RESULTS.read_text("utf-8")))
     PAGE.write_text(render(found), "utf-8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fafed.report.numbers import NOTHING, listing
 from studies import markdown
 from studies.which_algorithm import jobs
-from studies.which_algorithm.jobs import ELSEWHERE, JOBS, JUDGED
+from studies.which_algorithm.jobs import ELSEWHERE, END, JOBS
 from studies.which_algorithm.measurement import WORTH
 from studies.which_algorithm.results import (
     TITLES,
@@ -23,11 +23,15 @@ ABOUT = {
     "scaled": "a softmax regression whose inputs differ in size by a factor of 100",
 }
 
+WHY_KEPT = "whose default was chosen on other data, too"
+
 
 def defaults_part(r: Results) -> str:
     every = list(r.parts[JOBS[0]])
     asked = [name for name in every if r.asked_for(name)]
-    better = [name for name in JUDGED if _gain(r, name) > 0]
+    judged = [name for name in asked if _is_judged(r, name)]
+    better = [name for name in judged if _gain(r, name) > 0]
+    kept = [name for name in asked if dict(jobs.default(name)) != _rules(r, name)]
     reference = [percent(_elsewhere(r, job, "fedavg", "tuned")) for job in ELSEWHERE]
     gap = r.untuned_gap("fafed")
     text = f"""\
@@ -37,34 +41,80 @@ Which setting is good on all jobs? One rule finds it for each method: of its fou
 one that loses least to the best of them in the worst of the three settings, on held-out data. A
 default that loses at most {100 * WORTH:g} points more than that stays.
 
-The rule asks for new defaults of {len(asked)} of {len(every)} methods. We judged it by
-{len(JUDGED)} of them on three jobs that it had not seen, with seed {r.content["seeds"]["one"]}:
+The rule asks for new defaults of {len(asked)} of {len(every)} methods. We judged
+{_how_many(judged, asked)} on three jobs that the rule had not seen, with seed
+{r.content["seeds"]["one"]}:
 {"; ".join(f"*{job}*: {about}" for job, about in ABOUT.items())}. There {len(better)} of the
-{len(JUDGED)} new settings are better than the old defaults in the mean of the three
-({_not_better(better)}). FedAvg, tuned on each of them, ends at {listing(reference)}.
+{len(judged)} new settings are better than the old defaults in the mean of the three
+({_not_better(judged, better)}). FedAvg, tuned on each of them, ends at {listing(reference)}.
 
-{listed(jobs.BEFORE)} {"has" if len(jobs.BEFORE) == 1 else "have"} the rule's setting as the default
-by now. FAFED's, falling, ends {points(abs(gap))} {"below" if gap > 0 else "above"} tuned FedAvg in
+These settings are the defaults by now{_but(kept)}. Defaults are constant rates. The table has rates
+that fall, as in `eta = {{ schedule = "linear", peak = 0.1, end = {END:g} }}`, with the default as
+the peak. On skewed data falling is better for {_falling(r)}.
+
+FAFED's default, falling, ends {points(abs(gap))} {"below" if gap > 0 else "above"} tuned FedAvg in
 the worst of the three settings. On the jobs that the rule had not seen it ends {_against(r)} points
 from tuned FedAvg. As it comes, constant, it ends at {percent(r.constant("fafed"))} on skewed data.
-`FAFED.paper()` is still the paper's setting. All other methods have the default of the column
-*default* still: there, write the rule's setting into your file.
+{_options(r)} `FAFED.paper()` is still the paper's setting.
 
 - *loss*: accuracy of the tuned method minus that with the rule's setting, in points, on the test
   set, with the same seed.
-- *default loses*: the same for the default, on held-out data, in the worst of the three.
+- *before*: the default before the rule. *before loses*: the same for it, on held-out data, in the
+  worst of the three.
 - *mnist*, *wide*, *scaled*: accuracy with the rule's setting. In brackets: with the default before
   the rule.
 
 """
     head = ["method", "rule's setting", *(f"loss, {TITLES[part]}" for part in JOBS)]
-    head += ["default", "default loses", *ELSEWHERE]
+    head += ["before", "before loses", *ELSEWHERE]
     return text + markdown.table(head, [_row(r, name) for name in sorted(every, key=r.untuned_gap)])
 
 
-def _not_better(better: list[str]) -> str:
-    worse = [name for name in JUDGED if name not in better]
+def _rules(r: Results, name: str) -> dict[str, float]:
+    return dict(r.parts[JOBS[0]][name]["default"])
+
+
+def _is_judged(r: Results, name: str) -> bool:
+    return all(name in r.elsewhere[job] for job in ELSEWHERE)
+
+
+def _how_many(judged: list[str], asked: list[str]) -> str:
+    return "them" if judged == asked else f"{len(judged)} of them"
+
+
+def _not_better(judged: list[str], better: list[str]) -> str:
+    worse = [name for name in judged if name not in better]
     return f"not {listed(worse)}" if worse else "all of them"
+
+
+def _but(kept: list[str]) -> str:
+    """Why a default is another one than the rule's."""
+    if not kept:
+        return ""
+    return f", except for {listed(kept)}, {WHY_KEPT}"
+
+
+def _options(r: Results) -> str:
+    """The rule over more options of FAFED."""
+    found = r.content["fafed_options"]
+    best, default = found[0]["setting"], jobs.default("fafed")
+    if any(best[key] != value for key, value in default):
+        raise ValueError(f"the rule chose {best} for FAFED, the default is {default}")
+    ends = [entry["accuracy"] for entry in found[:2]]
+    leads = [100 * (ends[1][part]["linear"] - ends[0][part]["linear"]) for part in JOBS]
+    told = [f"{lead:+.1f} ({TITLES[part]})" for part, lead in zip(JOBS, leads, strict=True)]
+    return (
+        f"The rule had {len(found)} candidates for it: other values of eta and rho, and momentum "
+        "of the server, each with a rate that falls and with a constant one. It kept the default, "
+        f"which loses at most {points(found[0]['worst_loss'])} to the best candidate. The next "
+        f"one, `{written(found[1]['setting'])}`, loses at most {points(found[1]['worst_loss'])}. "
+        f"Falling, it ends {listing(told)} points from the default, on held-out data."
+    )
+
+
+def _falling(r: Results) -> str:
+    better = [name for name in r.falling if r.decay_gain(name) > 0]
+    return f"{len(better)} of {len(r.falling)} methods"
 
 
 def _against(r: Results) -> str:
@@ -80,18 +130,15 @@ def _against(r: Results) -> str:
 
 def _row(r: Results, name: str) -> list[str]:
     entry = r.defaults[name]
-    new = dict(r.parts[JOBS[0]][name]["default"])
+    new = _rules(r, name)
     losses = [
         f"{100 * r.untuned_loss(part, name):.1f}" if name in r.parts[part] else NOTHING
         for part in JOBS
     ]
     cells = [_cell(r, job, name) for job in ELSEWHERE]
-    today, cost = dict(jobs.default(name)), entry["before_loss"]
-    if today == new:
-        today_cells = ["the same", NOTHING if r.asked_for(name) else f"{100 * cost:.1f}"]
-    else:
-        today_cells = [written(today), f"{100 * cost:.1f}"]
-    return [link(name), written(new), *losses, *today_cells, *cells]
+    before = "the same" if entry["before"] == new else written(entry["before"])
+    lost = f"{100 * entry['before_loss']:.1f}"
+    return [link(name), written(new), *losses, before, lost, *cells]
 
 
 def _cell(r: Results, job: str, name: str) -> str:

@@ -21,7 +21,6 @@ from studies.which_algorithm import jobs
 from studies.which_algorithm.jobs import (
     ELSEWHERE,
     JOBS,
-    JUDGED,
     ONE_SEED,
     POOLED,
     SEEDS,
@@ -36,6 +35,7 @@ ABOUT_EQUAL = 0.05  # a difference in cost that is not worth a run of another le
 WORTH = 0.02  # a default is replaced if it costs so much more than the rule's
 
 Key = tuple[Any, ...]
+Pair = tuple[str, str]  # a job and a method
 
 
 class Runs:
@@ -50,24 +50,37 @@ class Runs:
         return dict(zip(wanted, places, strict=True))
 
 
-def measure(root: Path, processes: int) -> dict[str, Any]:
-    make = Runs(root, processes)
-    trials = choose(make)
-    tuned = measure_tuned(make, trials)
+def measure(root: Path, processes: int, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Everything; or with earlier results what they lack: methods, and cells of other jobs."""
+    make, known = Runs(root, processes), known or {}
+    old = known.get("measured", {})
+    new = [(job, name) for job, name in _pairs() if name not in old.get(job, {})]
+    trials = _merged(known.get("trials", {}), choose(make, new))
+    tuned = measure_tuned(make, trials, new)
     defaults = {name: rule(trials, name) for name in jobs.names("iid")}
-    untuned = measure_untuned(make, defaults)
-    equal = measure_equal(make, trials)
-    for job, entries in tuned.items():
-        for name, entry in entries.items():
-            entry |= {"equal": equal[job][name]} | untuned[job][name]
-    return made_with(RunDir.for_experiment(_tuned("iid", "fedavg", trials, SEEDS[0]), root)) | {
-        "seeds": {"choosing": TUNING_SEED, "measuring": SEEDS, "one": ONE_SEED},
+    untuned = measure_untuned(make, defaults, new)
+    equal = measure_equal(make, trials, new)
+    for job, name in new:
+        tuned[job][name] |= {"equal": equal[job][name]} | untuned[job][name]
+    if not known:
+        known = made_with(RunDir.for_experiment(_tuned("iid", "fedavg", trials, SEEDS[0]), root))
+    return dict(known) | {
+        "seeds": {"choosing": TUNING_SEED, "measuring": list(SEEDS), "one": ONE_SEED},
         "targets": TARGETS,
         "trials": trials,
         "defaults": defaults,
-        "measured": tuned,
-        "pooled": pooled(make),
-        "elsewhere": elsewhere(make, defaults),
+        "measured": _merged(old, tuned),
+        "pooled": known.get("pooled") or pooled(make),
+        "elsewhere": elsewhere(make, defaults, known.get("elsewhere", {})),
+    }
+
+
+def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Job by job, the methods in the order of the study."""
+    return {
+        job: {n: found[n] for n in jobs.names(job) if n in found}
+        for job in JOBS
+        for found in [{**old.get(job, {}), **new.get(job, {})}]
     }
 
 
@@ -90,12 +103,11 @@ def settings(name: str, job: str) -> list[Setting]:
     return list(dict.fromkeys([*jobs.grid(job, name), jobs.before(name)]))
 
 
-def choose(make: Runs) -> Trials:
+def choose(make: Runs, pairs: Sequence[Pair]) -> Trials:
     """Every trial's accuracy on held-out data, with a step size that falls."""
     wanted = {
         (job, name, setting): jobs.run(job, name, setting, "linear", TUNING_SEED)
-        for job in JOBS
-        for name in jobs.names(job)
+        for job, name in pairs
         for setting in settings(name, job)
     }
     places = make("choosing", wanted)
@@ -149,30 +161,34 @@ def _tuned(job: str, name: str, trials: Mapping[str, Any], seed: int) -> Experim
 # Measuring: other seeds, the test set.
 
 
-def _pairs() -> list[tuple[str, str]]:
+def _pairs() -> list[Pair]:
     return [(job, name) for job in JOBS for name in jobs.names(job)]
 
 
-def _tuned_runs(make: Runs, trials: Trials) -> dict[Key, RunDir]:
-    wanted = {(j, n, seed): _tuned(j, n, trials, seed) for j, n in _pairs() for seed in SEEDS}
+def _tuned_runs(make: Runs, trials: Trials, pairs: Sequence[Pair]) -> dict[Key, RunDir]:
+    wanted = {(j, n, seed): _tuned(j, n, trials, seed) for j, n in pairs for seed in SEEDS}
     return make("measuring", wanted)
 
 
-def measure_tuned(make: Runs, trials: Trials) -> dict[str, Any]:
-    places = _tuned_runs(make, trials)
+def measure_tuned(make: Runs, trials: Trials, pairs: Sequence[Pair]) -> dict[str, Any]:
+    places = _tuned_runs(make, trials, pairs)
     found: dict[str, dict[str, Any]] = {job: {} for job in JOBS}
-    for j, n in _pairs():
+    for j, n in pairs:
         ends = measured([places[j, n, seed] for seed in SEEDS], TARGETS[j])
         found[j][n] = {"setting": dict(best(trials, j, n)), **ends}
     return found
 
 
-def measure_equal(make: Runs, trials: Trials) -> dict[str, Any]:
+def measure_equal(make: Runs, trials: Trials, pairs: Sequence[Pair]) -> dict[str, Any]:
     """The same settings with as many rounds as FedAvg's gradients and bytes allow."""
-    places = _tuned_runs(make, trials)
+    places = _tuned_runs(make, trials, pairs)
+    reference = make(
+        "FedAvg's costs",
+        {(j,): _tuned(j, "fedavg", trials, SEEDS[0]) for j in dict.fromkeys(j for j, _ in pairs)},
+    )
     lengths = {
-        (j, n, axis): affordable(places[j, n, SEEDS[0]], places[j, "fedavg", SEEDS[0]], axis)
-        for j, n in _pairs()
+        (j, n, axis): affordable(places[j, n, SEEDS[0]], reference[j,], axis)
+        for j, n in pairs
         for axis in ("gradients", "bytes")
     }
     wanted = {
@@ -187,12 +203,14 @@ def measure_equal(make: Runs, trials: Trials) -> dict[str, Any]:
     return found
 
 
-def measure_untuned(make: Runs, defaults: Mapping[str, Any]) -> dict[str, Any]:
+def measure_untuned(
+    make: Runs, defaults: Mapping[str, Any], pairs: Sequence[Pair]
+) -> dict[str, Any]:
     """The defaults, falling over the run. On skewed data also as they come: constant."""
     chosen = {name: new_default(defaults, name) for name in defaults}
     wanted = {
         (j, n, kind): jobs.run(j, n, chosen[n], kind, ONE_SEED)
-        for j, n in _pairs()
+        for j, n in pairs
         for kind in (("linear", "constant") if j == JOBS[0] else ("linear",))
     }
     places = make("measuring defaults", wanted)
@@ -278,44 +296,53 @@ def pooled(make: Runs) -> dict[str, Any]:
     }
 
 
-def elsewhere(make: Runs, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the rule and the defaults before it on other jobs, for some methods, and
-    FedAvg tuned there."""
-    places = make(
-        "choosing, other jobs",
-        {
-            (job, setting): jobs.run(job, "fedavg", setting, "linear", TUNING_SEED)
-            for job in ELSEWHERE
-            for setting in jobs.grid(job, "fedavg")
-        },
-    )
-    tuned = {
-        job: max(jobs.grid(job, "fedavg"), key=lambda s: held_out(places[job, s]) or 0)
-        for job in ELSEWHERE
-    }
+def elsewhere(
+    make: Runs, defaults: Mapping[str, Any], known: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """The settings of the rule and the defaults before it on other jobs, and FedAvg tuned there.
+    What is known with the same setting is not measured again."""
+    tuned = {job: _tuned_elsewhere(make, job, known) for job in ELSEWHERE}
     chosen = {
         (job, name, which): setting
         for job in ELSEWHERE
-        for name in JUDGED
+        for name in jobs.names(job)
         for which, setting in (
             ("default", new_default(defaults, name)),
             ("before", jobs.before(name)),
+            *((("tuned", tuned[job]),) if name == "fedavg" else ()),
         )
     }
-    chosen |= {(job, "fedavg", "tuned"): setting for job, setting in tuned.items()}
+
+    def there(job: str, name: str, which: str) -> dict[str, Any] | None:
+        entry = known.get(job, {}).get(name, {}).get(which)
+        return entry if entry and entry["setting"] == dict(chosen[job, name, which]) else None
+
     ends = make(
         "measuring, other jobs",
         {
             key: jobs.run(key[0], key[1], setting, "linear", ONE_SEED)
             for key, setting in chosen.items()
+            if not there(*key)
         },
     )
     found: dict[str, dict[str, Any]] = {job: {} for job in ELSEWHERE}
     for (job, name, which), setting in chosen.items():
-        entry = found[job].setdefault(name, {})
-        end = accuracy(ends[job, name, which])
-        entry[which] = {"setting": dict(setting), "accuracy": end}
+        entry = there(job, name, which)
+        if entry is None:
+            end = accuracy(ends[job, name, which])
+            entry = {"setting": dict(setting), "accuracy": end}
+        found[job].setdefault(name, {})[which] = entry
     return found
+
+
+def _tuned_elsewhere(make: Runs, job: str, known: Mapping[str, Any]) -> Setting:
+    """FedAvg's best setting on another job, on held-out data."""
+    if entry := known.get(job, {}).get("fedavg", {}).get("tuned"):
+        return tuple(entry["setting"].items())
+    grid = jobs.grid(job, "fedavg")
+    wanted = {(s,): jobs.run(job, "fedavg", s, "linear", TUNING_SEED) for s in grid}
+    places = make(f"choosing, {job}", wanted)
+    return max(grid, key=lambda setting: held_out(places[setting,]) or 0)
 
 
 # One run.

@@ -6,6 +6,9 @@ from fafed.algorithms import ALGORITHMS
 from fafed.report.numbers import NOTHING, listing
 from studies import markdown
 from studies.which_algorithm import jobs
+from studies.which_algorithm.cifar import RESULTS as CIFAR
+from studies.which_algorithm.cifar import Found
+from studies.which_algorithm.cifar_part import cifar_part
 from studies.which_algorithm.defaults_part import defaults_part
 from studies.which_algorithm.figure import COSTS
 from studies.which_algorithm.jobs import END, JOBS, SELDOM
@@ -35,8 +38,9 @@ BADLY_CHOSEN = 0.05
 
 def render(r: Results) -> str:
     """The page."""
-    parts = [_introduction(r), _advice(r), FIGURE, _numbers(r), defaults_part(r), _findings(r)]
-    return markdown.wrap("\n".join([*parts, _limits(r)]))
+    parts = [_introduction(r), _advice(r), FIGURE, _numbers(r), defaults_part(r)]
+    parts += [cifar_part(Found.read(CIFAR)), _findings(r), _limits(r)]
+    return markdown.wrap("\n".join(parts))
 
 
 FIGURE = """\

@@ -52,7 +52,7 @@ class DOMO(CompactWire[Shared, Shared, Local, Message]):
     wire="full" does not.
     """
 
-    eta: float = hyper(0.001, above(0), "the local step size")
+    eta: float = hyper(0.003, above(0), "the local step size")
     eta_g: float = hyper(1.0, above(0), "the server's step size")
     mu_s: float = hyper(0.9, between(0, 1), "the memory of the server's momentum")
     mu_l: float = hyper(0.9, between(0, 1), "the memory of the local momentum")

@@ -57,7 +57,7 @@ class FedAdamW(SharedSecondMoment):
     clients in every round; wire="full" does not, and sends one vector more down.
     """
 
-    eta: Rate = hyper(3e-4, above(0, schedule=True), "the local step size")
+    eta: Rate = hyper(0.003, above(0, schedule=True), "the local step size")
     alpha: float = hyper(0.5, at_least(0), "the weight of the last mean direction in a local step")
     beta1: float = memory(0.9, "m")
     beta2: float = memory(0.999, "v")

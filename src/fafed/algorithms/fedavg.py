@@ -52,7 +52,7 @@ class FedAvg(Algorithm[Shared, Down, tuple[()], Message]):
     the distance.
     """
 
-    eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
+    eta: Rate = hyper(0.1, above(0, schedule=True), "the local step size")
     eta_g: float = hyper(1.0, above(0), "the server's step size")
     server_momentum: float = server_momentum("above 0 this is FedAvgM")
 

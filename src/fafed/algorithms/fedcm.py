@@ -52,7 +52,7 @@ class FedCM(CompactWire[Shared, Shared, Seen, Message]):
     wire="full" does not, and sends two vectors down.
     """
 
-    eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
+    eta: Rate = hyper(1.0, above(0, schedule=True), "the local step size")
     alpha: float = hyper(0.1, share, "the share of a client's own gradient; 1 is FedAvg")
     eta_g: float = hyper(1.0, above(0), "the server's step size")
     wire: str = wire("compact derives D instead of sending it; it needs all clients")

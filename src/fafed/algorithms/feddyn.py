@@ -59,7 +59,7 @@ class FedDyn(Algorithm[Shared, Down, Local, Message]):
     may diverge. Each client keeps one vector.
     """
 
-    eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
+    eta: Rate = hyper(0.1, above(0, schedule=True), "the local step size")
     mu: float = hyper(0.1, above(0), "how strongly a client is held back, alpha of the paper")
 
     def init(self, x: Tensor) -> Shared:

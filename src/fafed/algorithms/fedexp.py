@@ -56,7 +56,7 @@ class FedExP(Algorithm[Shared, Down, tuple[()], Message]):
     last two models, while clients begin at the last.
     """
 
-    eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
+    eta: Rate = hyper(0.1, above(0, schedule=True), "the local step size")
     eps: float = hyper(1e-3, at_least(0), "it keeps eta_g from growing when moves become short")
     average: bool = hyper(True, switch, "return the mean of the last two models, as in the paper")
 

@@ -15,9 +15,12 @@ D is (x_old - x) / (eta_g eta q), so a client can compute it from two consecutiv
 
 Departure from the paper: if eta changes within a round, eta q is the sum of the round's steps.
 
-The local steps agree with the description in one implementation by others. Another one, a baseline
-in the code of FedAdamW, has no maximum and averages v. The paper's full text and its authors' code
-were not at hand. Not confirmed: that vhat, not v, is averaged, the server's step, and the defaults.
+The paper's full text and its authors' code were not at hand. The local steps, the server's step, D,
+the mean of vhat and the starts (eps^2 and 0) agree with a public implementation, fedbrew, which was
+written from another port, not from the paper. So do the defaults but for eta, which is 0.003 there.
+Another one, a baseline in the code of FedAdamW, has no maximum and averages v. Not confirmed by the
+paper itself: that vhat, not v, is averaged, that the server's step is a share eta_g of the mean
+move, and the values of alpha, beta1 and beta2.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ class FedLADA(SharedSecondMoment):
     smaller. The default wire needs all clients in every round; wire="full" does not.
     """
 
-    eta: Rate = hyper(0.001, above(0, schedule=True), "the local step size")
+    eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
     alpha: float = hyper(0.1, between(0, 1), "the share of a client's own adaptive direction")
     eta_g: float = hyper(1.0, above(0), "the server's step size")
     beta1: float = memory(0.9, "m")

@@ -78,7 +78,7 @@ State = TypeVar("State", bound=Counted)
 class ServerOptimiser(Algorithm[State, Down, tuple[()], Message]):
     """The local part of all four."""
 
-    eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
+    eta: Rate = hyper(0.1, above(0, schedule=True), "the local step size")
     eta_g: float = hyper(0.01, above(0), "the server's step size")
     beta1: float = hyper(0.9, between(0, 1), "the memory of m")
     tau: float = hyper(1e-3, above(0), "the smallest denominator")
@@ -165,6 +165,7 @@ class FedAdagrad(FedOpt):
     FedAdam, the drift of local steps remains.
     """
 
+    eta_g: float = hyper(0.03, above(0), "the server's step size")
     beta1: float = hyper(0.0, between(0, 1), "the memory of m; 0 by custom")
 
     def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
@@ -180,6 +181,7 @@ class FedAMS(ServerOptimiser[SharedAMS]):
     As for FedAdam, the drift of local steps remains.
     """
 
+    eta_g: float = hyper(0.03, above(0), "the server's step size")
     beta2: float = hyper(0.99, between(0, 1), "the memory of v")
     tau: float = hyper(0.01, above(0), "the smallest denominator")
     option: str = hyper("max", one_of("max", "amsgrad"), "where the floor stands")

@@ -61,7 +61,7 @@ class FedPD(Algorithm[Shared, Shared, Local, Message]):
     Silent rounds (every, p) bring the bias back if clients differ.
     """
 
-    eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
+    eta: Rate = hyper(0.1, above(0, schedule=True), "the local step size")
     mu: float = hyper(1.0, above(0), "how strongly a client is held back, 1/eta of the paper")
     oracle: str = hyper("I", one_of("I", "II"), "plain local steps, or variance-reduced ones")
     period: int = hyper(1, integer(1), "oracle II: rounds from one full gradient to the next")

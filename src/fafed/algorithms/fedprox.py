@@ -41,7 +41,7 @@ class FedProx(Algorithm[Shared, Shared, tuple[()], Message]):
     remove it. With a larger mu each round makes less progress.
     """
 
-    eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
+    eta: Rate = hyper(0.1, above(0, schedule=True), "the local step size")
     mu: float = hyper(0.01, at_least(0), "how strongly a client is held back; 0 is FedAvg")
 
     def init(self, x: Tensor) -> Shared:

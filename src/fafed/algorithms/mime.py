@@ -78,7 +78,7 @@ Sent = TypeVar("Sent", bound=Tree)  # by a client
 class BaseOptimiser(Algorithm[Shared, Shared, Kept, Sent]):
     """The common part of Mime and MimeLite: U, V and the anchor."""
 
-    eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
+    eta: Rate = hyper(0.03, above(0, schedule=True), "the local step size")
     eta_g: float = hyper(1.0, above(0), "the server's step size")
     base: str = hyper("sgdm", one_of("sgd", "sgdm", "adam", "adagrad"), "the optimiser to mimic")
     beta1: float = hyper(0.9, between(0, 1), "the memory of m")
@@ -232,7 +232,7 @@ class MimeAdam(Algorithm[Shared, Shared, Local, Message]):
     the client's whole data, unless anchor="batch". tau and eta must be chosen together.
     """
 
-    eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
+    eta: Rate = hyper(0.001, above(0, schedule=True), "the local step size")
     eta_g: float = hyper(1.0, above(0), "the server's step size")
     beta1: float = hyper(0.9, between(0, 1), "the memory of m")
     beta2: float = hyper(0.99, between(0, 1), "the memory of v")

@@ -65,7 +65,7 @@ class SCAFFOLD(CompactWire[Shared, Down, Local, Message]):
     With wire="full" clients may be absent. Then each keeps one vector and sends two each way.
     """
 
-    eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
+    eta: Rate = hyper(0.1, above(0, schedule=True), "the local step size")
     eta_g: float = hyper(1.0, above(0), "the server's step size")
     server_momentum: float = server_momentum()
     control: str = hyper(

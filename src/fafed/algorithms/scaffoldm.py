@@ -59,7 +59,7 @@ class SCAFFOLDM(CompactWire[Shared, Shared, Local, Message]):
     With wire="full" clients may be absent. Then each keeps one, sends two and gets three.
     """
 
-    eta: Rate = hyper(0.01, above(0, schedule=True), "the local step size")
+    eta: Rate = hyper(0.3, above(0, schedule=True), "the local step size")
     alpha: float = hyper(0.1, share, "the share of a client's own gradient; 1 is SCAFFOLD")
     eta_g: float = hyper(1.0, above(0), "the server's step size")
     wire: str = wire("compact derives c and D instead of sending them; it needs all clients")

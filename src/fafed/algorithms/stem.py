@@ -36,9 +36,9 @@ class STEM(Algorithm[Shared, Down, Local, Message]):
     When the clients change, the estimate d restarts.
     """
 
-    eta: Rate = hyper(0.01, above(0, schedule=True), "the step size")
+    eta: Rate = hyper(0.1, above(0, schedule=True), "the step size")
     alpha: Rate = hyper(
-        0.1,
+        0.9,
         between(0, 1, schedule=True),
         "the share of new information in d: 1 is plain local SGD, small values remove drift",
     )

@@ -209,7 +209,8 @@ def digests_of(experiment: Experiment, path: Path) -> tuple[str, ...]:
     """What a checkpoint of this experiment may carry. An old one has the fingerprint, which
     includes the number of rounds, in place of the digest."""
     then = experiment.changed(rounds=max(1, round_of(path)))
-    return experiment.digest, experiment.fingerprint, then.fingerprint
+    now = experiment.digest, experiment.fingerprint, then.fingerprint
+    return (*now, *experiment.earlier_digests)
 
 
 def load(run: Run, path: Path, *digests: str) -> dict[str, Tensor]:

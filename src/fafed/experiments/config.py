@@ -38,6 +38,7 @@ from pydantic import (
 
 from fafed.core.plain import plain
 from fafed.errors import ConfigError, nearest
+from fafed.experiments import earlier
 from fafed.files import Json
 
 if TYPE_CHECKING:
@@ -195,8 +196,26 @@ class Experiment(Part):
         """A hash of everything that decides the numbers of a round. A checkpoint carries it. The
         number of rounds is not part of it: more rounds do not change earlier ones. (They do if a
         setting follows the length of the run. Then it is.) "v2" is the version of this rule."""
+        return self._digest(self.decisive())
+
+    def _digest(self, decisive: Mapping[str, Json]) -> str:
         rounds = self.rounds if self.over_all_rounds else None
-        return f"v2-{_hash(self.decisive() | {'rounds': rounds})}"
+        return f"v2-{_hash({**decisive, 'rounds': rounds})}"
+
+    @property
+    def earlier_digests(self) -> list[str]:
+        """What a run of this experiment may carry that began when another default held. Its file
+        names the earlier value now, and did not then."""
+        return [self._digest(self.decisive(table)) for table in earlier.unnamed(self._own)]
+
+    @property
+    def digest_before(self) -> str:
+        """The digest that this file had before any default was replaced."""
+        return self._digest(self.decisive(self._own))
+
+    @property
+    def _own(self) -> dict[str, Any]:
+        return self.algorithm.model_dump()
 
     @property
     def over_all_rounds(self) -> list[str]:
@@ -222,9 +241,11 @@ class Experiment(Part):
         `digest`."""
         return _hash(self.decisive())
 
-    def decisive(self) -> dict[str, Json]:
-        """Everything that decides the numbers."""
+    def decisive(self, algorithm: Mapping[str, Any] | None = None) -> dict[str, Json]:
+        """Everything that decides the numbers. A default that has replaced another one counts as if
+        the file named it."""
         content = self.to_dict()
+        content["algorithm"] = _without_none(dict(algorithm or earlier.filled(self._own)))
         for key in ("name", "settings", "search", "checkpoint_every"):
             content.pop(key, None)
         for key in ("workers", "processes", "cache", "device"):  # no digit depends on these

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fafed import __version__, files
 from fafed.core.records import History, Record
 from fafed.errors import FafedError, without_passwords
-from fafed.experiments import checkpoint
+from fafed.experiments import checkpoint, earlier
 from fafed.experiments.config import Experiment
 from fafed.experiments.model_keeper import ModelKeeper
 from fafed.experiments.record_lines import Lines, read, to_line
@@ -171,6 +171,8 @@ def _start(place: RunDir, experiment: Experiment) -> _Start:
         try:
             checkpoint.verify(path, *digests)
         except checkpoint.CheckpointError as error:
+            if (then := earlier.begun_with(experiment)) and _begun_earlier(experiment, path):
+                raise FafedError(f"{place.path} {then}: {place.starting_again}") from error
             causes.append(str(error))
         else:
             if round <= len(lines.records):
@@ -192,6 +194,12 @@ def _start(place: RunDir, experiment: Experiment) -> _Start:
     if lines.there:  # killed before the first checkpoint
         place.set_aside()
     return _Start(None, (), read(place._records), [])
+
+
+def _begun_earlier(experiment: Experiment, path: Path) -> bool:
+    with contextlib.suppress(checkpoint.CheckpointError):
+        return checkpoint.digest_of(path) == experiment.digest_before
+    return False
 
 
 def rounds_matter(experiment: Experiment) -> str:

@@ -315,7 +315,7 @@ def _module(place: RunDir, model: nn.Module | None, digest: str, file: Path) -> 
             f"{place.path} does not say how to build the model, because the run was started from "
             f"Python: give the module, fafed.load({str(place.path)!r}, model=...)"
         )
-    if digest not in checkpoint.digests_of(experiment, file):
+    if digest not in (*checkpoint.digests_of(experiment, file), experiment.digest_before):
         raise ConfigError(
             f"{file} belongs to another experiment than {place.path / 'experiment.toml'} (its "
             f"digest is {digest[:12]}, this one's is {experiment.digest[:12]}): set that file "

@@ -162,7 +162,8 @@ class RunDir:
     def data(self) -> RunData:
         """The data for a report. Raises `Damaged`, or another error about a file."""
         experiment, environment = self.experiment(), self.json("environment.json")
-        if environment.get("digest") not in (None, experiment.digest):
+        known = None, experiment.digest, experiment.digest_before, *experiment.earlier_digests
+        if environment.get("digest") not in known:
             raise Damaged(
                 f"{self.path / 'experiment.toml'} is not the one that the records were made with: "
                 f"set it back to that. To start again with round 1: {self.starting_again}"

@@ -12,9 +12,9 @@ from fafed import ALGORITHMS, FAFED, FedAvg
 from fafed.experiments.config import Experiment
 from fafed.experiments.execute import execute
 from fafed.experiments.rundir import RunDir
-from studies.which_algorithm import jobs, measurement
+from studies.which_algorithm import cifar, cifar_part, jobs, measurement
 from studies.which_algorithm.figure import draw
-from studies.which_algorithm.jobs import AS_IT_IS, BEFORE, JOBS
+from studies.which_algorithm.jobs import AS_IT_IS, JOBS, KEPT
 from studies.which_algorithm.page import render
 from studies.which_algorithm.results import (
     ALIKE,
@@ -102,8 +102,9 @@ def test_the_rule_takes_the_setting_that_loses_least_in_the_worst_job():
 
 def test_the_library_has_the_defaults_that_the_page_says(results):
     for name, entry in results.parts[SKEWED].items():
-        expected = entry["default"] if name in BEFORE else results.defaults[name]["before"]
+        expected = results.defaults[name]["before"] if name in KEPT else entry["default"]
         assert dict(jobs.default(name)) == expected
+        assert dict(jobs.before(name)) == results.defaults[name]["before"]
     assert (FAFED.paper().eta, FAFED.paper().alpha) == (0.01, 0.9)
 
 
@@ -137,6 +138,70 @@ def test_a_finding_that_the_numbers_do_not_bear_out_is_left_out(results):
 def test_the_picture_is_drawn(results, tmp_path):
     draw(results, tmp_path / "images" / "picture.svg")
     assert "LocalAMSGrad" in (tmp_path / "images" / "picture.svg").read_text("utf-8")
+
+
+def test_a_run_on_cifar_that_is_missing_is_marked_and_nobody_wins(monkeypatch):
+    job, grid = cifar.JOBS[0], {name: cifar.GRIDS[name] for name in ("fedavg", "fedcm")}
+    monkeypatch.setattr(cifar_part, "GRIDS", grid)
+    monkeypatch.setattr(cifar, "GRIDS", grid)
+    found = cifar.Found()
+    assert cifar_part.NOT_YET in cifar_part.cifar_part(found).lower()
+    order = []
+    while (wanted := next(found.missing(job), None)) is not None:
+        name, setting, seed = wanted
+        assert "There is no ranking yet" in cifar_part.first(found, job)
+        order.append((name, seed))
+        entry = {"method": name, "setting": dict(setting), "seed": seed}
+        good = {"fedavg": 0.3, "fedcm": 0.5}[name] + dict(setting)["eta"] / 10 + seed / 1000
+        found.content["runs"][job].append(
+            entry | ({"accuracy": good} if seed else {"held_out": good})
+        )
+    assert len(order) == 12
+    assert [seed for _, seed in order] == sorted(seed for _, seed in order)
+    assert dict(found.chosen(job, "fedcm")) == {"eta": 1.0}
+    assert "FedCM ends highest: 60.2 ± 0.1 %" in cifar_part.first(found, job)
+    page = cifar_part.cifar_part(found)
+    assert "12 of 36 runs" in page
+    assert cifar_part.TITLES[cifar.JOBS[2]] in page.partition("Not run yet: ")[2]
+    for entry in found.content["runs"][job]:
+        entry["accuracy"] = 0.5 + entry["seed"] / 10
+    assert "does not tell it apart from" in cifar_part.first(found, job)
+
+
+def test_the_runs_on_cifar_are_written_one_by_one_and_go_on(tmp_path, monkeypatch):
+    made = []
+
+    def broken_off(self, what, wanted):
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        made.append(next(iter(wanted)))
+        return {key: RunDir(tmp_path) for key in wanted}
+
+    monkeypatch.setattr(cifar.Runs, "__call__", broken_off)
+    monkeypatch.setattr(cifar, "held_out", lambda place: 0.5)
+    monkeypatch.setattr(cifar, "made_with", lambda place: {"parameters": 7})
+    place = tmp_path / "cifar.json"
+    with pytest.raises(KeyboardInterrupt):
+        cifar.measure(tmp_path, place)
+    found = cifar.Found.read(place)
+    assert [run["method"] for run in found.content["runs"][cifar.JOBS[0]]] == [
+        "fedavg",
+        "scaffoldm",
+    ]
+    assert next(found.missing(cifar.JOBS[0]))[0] == "fedcm"
+
+
+def test_the_jobs_on_cifar_are_the_presets_made_small():
+    for job in cifar.JOBS:
+        small, preset = cifar.experiment(job), Experiment.read(job.replace("cifar-", "cifar-10-"))
+        assert (small.data.clients, small.participation) == (
+            preset.data.clients,
+            preset.participation,
+        )
+        assert small.data.partition == preset.data.partition
+        for name, grid in cifar.GRIDS.items():
+            assert len(grid) == 3
+            assert cifar.run(job, name, grid[0], 1).eval_every == small.rounds
 
 
 def test_the_badly_scaled_job_has_what_it_says():
@@ -174,7 +239,6 @@ def test_measuring_on_a_tiny_job(tmp_path, monkeypatch):
         return places
 
     monkeypatch.setattr(jobs, "EXPERIMENTS", tmp_path)
-    monkeypatch.setattr(measurement, "JUDGED", ("fedavg",))
     monkeypatch.setattr(measurement, "run_all", in_this_process)
     jobs.experiment.cache_clear()
     try:
@@ -188,6 +252,13 @@ def test_measuring_on_a_tiny_job(tmp_path, monkeypatch):
         assert set(found["pooled"]) == {"adam"}
         count = len(ran)
         assert measurement.measure(tmp_path / "runs", 1) == found
+        assert len(ran) == count
+        less = copy.deepcopy(found)
+        for part in ("trials", "measured", "elsewhere"):
+            for job in less[part].values():
+                job.pop("scaffold", None)
+        assert measurement.measure(tmp_path / "runs", 1, less) == found
+        assert measurement.measure(tmp_path / "other", 1, found) == found
         assert len(ran) == count
     finally:
         jobs.experiment.cache_clear()
