@@ -15,7 +15,7 @@ from secure_federation import federation
 from silo_tools import final, local_federation, run, site
 from small import experiment, write_data
 
-from fafed.errors import FafedError
+from fafed.errors import ConfigError, FafedError
 from fafed.experiments.config import Experiment
 from fafed.experiments.execute import execute
 from fafed.experiments.rundir import RunDir
@@ -24,6 +24,7 @@ from fafed.silos import messages
 from fafed.silos.limits import Limits, Refusal
 from fafed.silos.messages import EMPTY, ExchangeId
 from fafed.silos.private import FILE, Ledger, PrivateSilo, PrivateVisit
+from fafed.silos.server import Unfit
 from fafed.silos.worker import Worker
 
 EXAMPLE = {"level": "example", "noise": 1.0, "clip": 0.5, "delta": 1e-3}
@@ -360,3 +361,30 @@ def test_an_example_whose_gradient_is_not_finite_counts_as_zero_on_a_silo(layers
     visit.gradients.strict = True
     with pytest.raises(FafedError, match="look for NaN"):
         total(wild, rows)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": {"name": "modules:Normed"}}, "0 is a BatchNorm1d, which mixes the examples"),
+        ({"privacy": EXAMPLE | {"delta": 0.1}}, "a: privacy.delta = 0.1 promises nothing to a"),
+        ({"privacy": EXAMPLE | {"max_epsilon": 0.1}}, "max_epsilon = 0.1 is less than one round"),
+        ({"privacy": EXAMPLE | {"combine": True}}, "combine = true does nothing for FedAvg"),
+    ],
+)
+def test_what_cannot_be_promised_is_refused_before_the_first_round(changes, words, tmp_path):
+    found = small(tmp_path, "fedavg").changed(**changes)
+    wire = local_federation(tmp_path, allow=["softmax", "modules:Normed", str(tmp_path / "data")])
+    with pytest.raises((ConfigError, Unfit), match=words):
+        run(found, tmp_path, wire)
+
+
+def test_a_silo_refuses_an_experiment_without_delta(tmp_path):
+    server = Server(tmp_path, small(tmp_path, "fedavg"))
+    broken = server.found.to_dict()
+    broken["privacy"] = {name: v for name, v in EXAMPLE.items() if name != "delta"}
+    told = {"experiment": broken, "client": 0, "clients": 3}
+    with pytest.raises(Refusal, match=r"failed: .*ConfigError"):
+        server.ask(messages.write("hello", ExchangeId("run"), told, EMPTY))
+    log = (server.site.folder / "log.txt").read_text()
+    assert "privacy.level = 'example' needs privacy.delta: a probability well below" in log

@@ -15,6 +15,7 @@ from fafed import data as datasets
 from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.records import Record
 from fafed.data.sources.poisson import sampling_rates
+from fafed.engines.private import refuse_what_mixes_examples
 from fafed.errors import FAULTS, ConfigError
 from fafed.experiments import assemble, model_options
 from fafed.experiments.assemble import Prepared, Shards
@@ -86,6 +87,8 @@ def serve(
             )
         torch.set_num_threads(experiment.threads)
         memory.return_memory()
+        if experiment.privacy_options().level == "example":  # before the silos load their data
+            refuse_what_mixes_examples(assemble.model(experiment, text=False))
         known = greeted(experiment, place, mailbox, bounds)
         shards = _measured(experiment, measure, table)
         goal = assemble.model(experiment, text=shards.text)

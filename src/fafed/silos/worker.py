@@ -27,7 +27,7 @@ from fafed.data.checks import check_labels, check_numbers
 from fafed.data.sources.base import Source
 from fafed.engines.base import ClientState, NotFinite
 from fafed.engines.client import Oracle, Visit, check, visit
-from fafed.errors import DataError, FafedError
+from fafed.errors import ConfigError, DataError, FafedError
 from fafed.experiments import assemble, model_options
 from fafed.experiments.config import Experiment
 from fafed.files import Json
@@ -406,16 +406,19 @@ class Worker:
         if experiment.privacy_options().level != "example":
             return None
         algorithm = experiment.bound_algorithm(1, goal.shapes)
-        return PrivateSilo(
-            run,
-            experiment,
-            algorithm,
-            goal,
-            source,
-            client,
-            ledger=self.ledger,
-            limits=self.site.limits,
-        )
+        try:
+            return PrivateSilo(
+                run,
+                experiment,
+                algorithm,
+                goal,
+                source,
+                client,
+                ledger=self.ledger,
+                limits=self.site.limits,
+            )
+        except ConfigError as cause:  # it names settings and the number of rows, which are public
+            raise Refusal(str(cause)) from cause
 
     def _part(self, run: str) -> Part:
         return self.parts[run] if run in self.parts else self.loaded(run, self._known(run))
