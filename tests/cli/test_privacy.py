@@ -13,7 +13,7 @@ from fafed.cli import app
 from fafed.experiments.config import Experiment
 from fafed.experiments.execute import execute
 from fafed.experiments.rundir import RunDir
-from fafed.silos.limits import Refusal, refuse_noise
+from fafed.silos.limits import Refusal, refuse_client_level
 
 NOISY = {"level": "example", "clip": 1.0, "delta": 1e-3}
 
@@ -91,6 +91,7 @@ def test_tables_are_checked_and_belong_to_the_experiment(small):
 
 
 def test_silos_refuse_a_table_that_would_do_nothing(small):
-    refuse_noise(Experiment.read(small(privacy={"secure": True})))
+    refuse_client_level(Experiment.read(small(privacy={"secure": True})))
+    refuse_client_level(Experiment.read(small(privacy=NOISY | {"noise": 1.2})))
     with pytest.raises(Refusal, match="works in simulation and on ranks, not over silos"):
-        refuse_noise(Experiment.read(small(privacy=NOISY | {"noise": 1.2})))
+        refuse_client_level(Experiment.read(small(privacy=NOISY | {"noise": 1, "level": "client"})))

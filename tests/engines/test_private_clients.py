@@ -299,3 +299,28 @@ def test_settings_survive_a_dictionary():
     given = private(factors={"m": 0.5}, secure=True)
     assert Privacy.from_dict(given.to_dict()) == given
     assert dataclasses.replace(given, noise=2.0).noise == 2.0
+
+
+def test_a_bound_on_norms_does_not_stop_wrong_labels():
+    """A client with wrong labels sends a message of an honest length. Clipping lets all of it
+    through, and the model is that of the wrong labels."""
+    g = torch.Generator().manual_seed(0)
+    inputs = torch.randn(200, 6, generator=g, dtype=torch.float64)
+    labels = (inputs[:, 0] > 0).long()
+
+    def loss_with(bad):
+        clients = [
+            (inputs[i::10], labels[i::10] if i >= bad else 1 - labels[i::10]) for i in range(10)
+        ]
+        source = examples_of(clients, batch_size=10)
+        torch.manual_seed(0)
+        goal = Model(nn.Linear(6, 2).double(), F.cross_entropy)
+        privacy = Privacy(level="client", noise=1e-6, clip=0.05, delta=1e-3)
+        run = build(FedAvg(0.5), goal, source, rounds=20, local_steps=2, privacy=privacy)
+        list(run)
+        weight, bias = run.state.shared.x[:12].view(2, 6), run.state.shared.x[12:]
+        return float(F.cross_entropy(inputs @ weight.T + bias, labels))
+
+    honest, few, many = (loss_with(bad) for bad in (0, 3, 7))
+    assert honest < few - 0.1
+    assert many > 0.7 > few  # worse than a guess: the majority decides

@@ -289,3 +289,19 @@ def test_the_server_s_file_names_its_code_and_its_bounds(tmp_path, monkeypatch):
         server_file(tmp_path)
     file.write_text("")
     assert (server_file(tmp_path).allow, server_file(tmp_path).bounds) == ([], Bounds())
+
+
+def test_a_bound_on_norms_does_not_find_wrong_labels(tmp_path):
+    """A silo with wrong labels sends messages like all others, only in another direction. No bound
+    stops it, and the model gets worse."""
+    found = small(tmp_path)
+    honest = run(found, tmp_path, silos(tmp_path))
+    path = tmp_path / "data" / "client-2.npz"
+    content = np.load(path)
+    np.savez(path, inputs=content["inputs"], targets=(content["targets"] + 1) % 3)
+    place = tmp_path / "flipped"
+    wire = local_federation(place, allow=["softmax", str(tmp_path / "data")])
+    flipped = run(found, place, wire)
+    assert [record.clients for record in flipped.records()] == [3] * ROUNDS
+    before, after = (place.records()[-1].test["loss"] for place in (honest, flipped))
+    assert after > 1.2 * before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from typer.testing import CliRunner
 from fafed.cli import app
 from fafed.errors import ConfigError, DataError
 from fafed.experiments.config import Experiment
-from fafed.silos.limits import Refusal
+from fafed.privacy.accounting import Released, epsilon_of
+from fafed.silos.limits import Limits, Refusal
+from fafed.silos.private import Ledger
 from fafed.silos.site import Site
 from fafed.silos.worker import Worker
 
@@ -115,7 +118,7 @@ def test_an_experiment_that_would_fail_fails_here_with_all_details(kit, tmp_path
 
 def test_a_secure_sum_is_rehearsed_without_masks(kit, tmp_path):
     shown = told("check", kit, written(tmp_path, privacy={"secure": True}))
-    assert "[privacy] was left out here" in shown
+    assert "The secure sum was left out here" in shown
     assert "this silo would take part" in shown
 
 
@@ -147,3 +150,26 @@ def test_a_wrong_table_file_is_named(tmp_path):
         file.write_text(text)
         with pytest.raises(ConfigError, match=words):
             told("site", kit, "--data", tmp_path / "records", "--allow", "softmax", "--table", file)
+
+
+def test_the_plan_of_a_private_run_on_this_silo(kit, tmp_path):
+    pytest.importorskip("dp_accounting")
+    noisy = {"level": "example", "noise": 2.0, "clip": 1.0, "delta": 1e-5, "secure": True}
+    path = written(tmp_path, rounds=4, privacy=noisy)
+    shown = told("check", kit, path)
+    assert "Epsilon of this silo's rows in the run, at delta = 1e-05:" in shown
+    once, opening = Released(32 / 100, 2.0, 2), Released(40 / 100, 2.0, 1)
+    for round in range(1, 5):
+        spent = epsilon_of({once: 3 * round, opening: 1}, 1e-5)
+        assert f"  after round {round:<6} {spent:.3f}" in shown
+    assert "Other runs have spent 0.000 at max_delta = 1e-05." in shown
+    assert "max_epsilon = inf for all runs together" in shown
+    assert not (kit / "fafed").exists()
+    file = kit / "local" / "fafed.toml"
+    Ledger(kit / "fafed").path.parent.mkdir()
+    Ledger(kit / "fafed").add("before", Counter({once: 3}), 1e-5, 1e9, Limits())
+    file.write_text(file.read_text() + "max_epsilon = 20.0\n")
+    assert f"have spent {epsilon_of({once: 3}, 1e-5):.3f}" in told("check", kit, path)
+    file.write_text(file.read_text().replace("20.0", "3.0"))
+    with pytest.raises(Refusal, match=r"would spend epsilon = .* max_epsilon = 3"):
+        told("check", kit, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fafed.experiments.config import Experiment
-    from fafed.silos.rehearsal import Leaving, Look
+    from fafed.silos.rehearsal import Leaving, Look, Spending
     from fafed.silos.site import Site
 
 
@@ -41,6 +42,8 @@ def shown(kit: Path, experiment: Experiment | None) -> Iterator[str]:
     yield f"  rows to train on  {done.train}"
     yield f"  rows held out     {done.held_out}"
     yield f"  model             {experiment.model.name}, {done.parameters:,} parameters"
+    if done.spending is not None:
+        yield from _spending(done.spending, site)
     yield from _leaving(done.leaving, experiment)
 
 
@@ -72,12 +75,21 @@ def _limits(site: Site) -> Iterator[str]:
     yield "\nThis silo refuses what exceeds its limits, and runs only what its file allows:"
     yield f"  allow = {json.dumps(site.allow)}"
     for name, value in site.limits.model_dump().items():
-        yield f"  {name} = {json.dumps(value)}"
+        yield f"  {name} = {'inf' if value == math.inf else json.dumps(value)}"
+
+
+def _spending(plan: Spending, site: Site) -> Iterator[str]:
+    yield f"\nEpsilon of this silo's rows in the run, at delta = {plan.delta:g}:"
+    for number, epsilon in zip(plan.rounds, plan.epsilon, strict=True):
+        yield f"  after round {number:<6} {epsilon:.3f}"
+    limits = site.limits
+    yield f"Other runs have spent {plan.before:.3f} at max_delta = {limits.max_delta:g}."
+    yield f"This silo's file has max_epsilon = {limits.max_epsilon:g} for all runs together."
 
 
 def _leaving(leaving: list[Leaving], experiment: Experiment) -> Iterator[str]:
-    if experiment.privacy:
-        yield "\n[privacy] was left out here. With it, messages have other sizes."
+    if experiment.privacy_options().secure:
+        yield "\nThe secure sum was left out here. With it, messages have other sizes."
     yield "\nThis would leave (two rounds were made in this process; nothing was sent):"
     yield f"  {'when':<18}{'what':<10}{'bytes':>12}  content"
     total = 0

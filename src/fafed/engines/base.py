@@ -40,6 +40,10 @@ class Engine(ABC):
 
     ranks: Ranks | None = None  # the processes of the run, if there are several
     undoes: bool = True  # whether a failed round leaves the clients unchanged
+    # where clients count themselves: the largest epsilon that one says it has spent, and the least
+    # max_epsilon with which enough of them can make one more round
+    epsilon: float = 0.0
+    next_epsilon: float = 0.0
 
     @property
     @abstractmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,14 @@ from fafed.errors import ConfigError
 from fafed.objectives.base import Evaluation, Memory, Objective
 from fafed.objectives.layerwise import Layerwise, Points
 from fafed.objectives.module import Model
-from fafed.privacy.clipping import CHUNK_BYTES, add_noise, clip_factors, clipped_sum
+from fafed.privacy.clipping import (
+    CHUNK_BYTES,
+    Numbers,
+    add_noise,
+    clip_factors,
+    clipped_sum,
+    keyed_draws,
+)
 
 log = logging.getLogger("fafed")
 
@@ -30,8 +37,9 @@ class Private(Objective):
     A client's loss is not sent, and buffers keep their values: both would say something about the
     examples without noise. Weight decay and the clipping of whole gradients come after the noise.
 
-    Noise is a function of (seed, client, step, exchange) and of how many gradients were taken on
-    the batch before. So it is never used twice: a round is not tried again (`fafed.training.loop`).
+    In simulation, noise is a function of (seed, client, step, exchange) and of how many gradients
+    were taken on the batch before. So it is never used twice: a round is not tried again
+    (`fafed.training.loop`). A real silo draws its own (`for_silo`).
     """
 
     def __init__(
@@ -39,12 +47,13 @@ class Private(Objective):
     ) -> None:
         """combine: a step of FAFED or STEM asks once for the difference of its two gradients."""
         super().__init__(inner.clip, inner.weight_decay, inner.sam)
-        _refuse_what_mixes_examples(inner)
+        refuse_what_mixes_examples(inner)
         self.inner = inner
         self.x0, self.sizes = inner.x0, inner.sizes
         self.noise = noise
         self.norm = clip  # of one example's gradient
-        self.seed = seed
+        self.draws: Callable[[str], Numbers] = lambda key: keyed_draws(f"noise {seed} {key}")
+        self.strict = True  # an example whose gradient is not finite is an error
         self.looks: Counter[int] = Counter()  # key of a batch -> gradients on it in this visit
         self.combine = combine
         self.vectorised = True  # `choose` may find that vmap does not do
@@ -70,6 +79,13 @@ class Private(Objective):
         own.looks = Counter()
         return own
 
+    def for_silo(self, draws: Callable[[str], Numbers]) -> Private:
+        """The objective for one visit of a real silo, with noise of its own. An example whose
+        gradient is not finite counts as zero there: an error would tell that it is there."""
+        own = self.for_visit()
+        own.draws, own.strict = draws, False
+        return own
+
     def _loss(self, x: Tensor, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]:
         raise NotImplementedError("a private objective has no loss to show")
 
@@ -91,9 +107,9 @@ class Private(Objective):
         sample: Sample = batch.data
         total = self.combined_sum(points, batch, memory)
         batch_key = int(batch.key)
-        key = f"noise {self.seed} {batch_key} {self.exchange} {self.looks[batch_key]}"
+        key = f"{batch_key} {self.exchange} {self.looks[batch_key]}"
         self.looks[batch_key] += 1
-        noisy = add_noise(total, self.noise * self.norm, key)
+        noisy = add_noise(total, self.noise * self.norm, self.draws(key))
         loss = torch.zeros((), device=total.device)
         return Evaluation(noisy / sample.expected, loss, memory)
 
@@ -123,10 +139,7 @@ class Private(Objective):
                 return torch.func.vmap(combined)(part, own)
             return torch.stack([combined(tree.take(part, i), own[i]) for i in range(len(own))])
 
-        return clipped_sum(gradients, real, self.norm, x)
-
-    def _factors(self, norms: Tensor) -> Tensor:
-        return clip_factors(norms, torch.ones_like(norms, dtype=torch.bool), self.norm)
+        return clipped_sum(gradients, real, self.norm, x, strict=self.strict)
 
     def _by_layers(self, layers: Layerwise, points: Points, batch: Batch, memory: Memory) -> Tensor:
         data, rows, _ = batch.data
@@ -135,8 +148,25 @@ class Private(Objective):
         size = max(1, CHUNK_BYTES // (layers.numbers * total.element_size()))
         for some in drawn.split(size) if len(drawn) else ():
             part = batch._replace(data=tree.take(data, some))
-            total += layers.scaled_sum(points, part, memory, self._factors)
+            total += self._layer_sum(layers, points, part, memory)
         return total
+
+    def _layer_sum(self, layers: Layerwise, points: Points, batch: Batch, memory: Memory) -> Tensor:
+        finite: list[Tensor] = []
+
+        def factors(norms: Tensor) -> Tensor:
+            finite.append(torch.isfinite(norms))
+            counts = torch.ones_like(finite[-1]) if self.strict else finite[-1]
+            return clip_factors(norms, counts, self.norm)
+
+        total = layers.scaled_sum(points, batch, memory, factors)
+        if not finite or finite[0].all():
+            return total
+        good = finite[0].nonzero()[:, 0]  # zero times infinity would spoil the sum
+        left = batch._replace(data=tree.take(batch.data, good))
+        if not len(good):
+            return torch.zeros_like(total)
+        return layers.scaled_sum(points, left, memory, factors)
 
     def _gradient(
         self, x: Tensor, example: Tree, key: Tensor, batch: Batch, memory: Memory
@@ -173,7 +203,8 @@ class Private(Objective):
             self.vectorised = False
 
 
-def _refuse_what_mixes_examples(inner: Objective) -> None:
+def refuse_what_mixes_examples(inner: Objective) -> None:
+    """Refuse models and losses in which no example has a gradient of its own."""
     if not isinstance(inner, Model):
         return
     name = type(inner.module).__name__

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -175,7 +175,7 @@ class Accountant:
 
     def epsilon(self, rounds: int) -> float:
         """The largest epsilon of a client after so many rounds; 0 before the first."""
-        taken = self._rounds_of_clients(rounds)
+        taken = self.rounds_of_clients(rounds)
         # a client with higher rates and at least as many rounds has spent more
         most: dict[tuple[float, ...], int] = {}
         kinds = sorted(self.rates[0])
@@ -192,7 +192,7 @@ class Accountant:
         return max(self._epsilon(dict(zip(kinds, key, strict=True)), count) for key, count in worst)
 
     def of_client(self, client: int, rounds: int) -> float:
-        return self._epsilon(self.rates[client], self._rounds_of_clients(rounds)[client])
+        return self._epsilon(self.rates[client], self.rounds_of_clients(rounds)[client])
 
     def affordable(self, rounds: int, most: float) -> int:
         """How many of these rounds can be made before a client's epsilon passes `most`."""
@@ -222,7 +222,8 @@ class Accountant:
             low, high = (low, middle) if enough else (middle, high)
         return high
 
-    def _rounds_of_clients(self, rounds: int) -> list[int]:
+    def rounds_of_clients(self, rounds: int) -> list[int]:
+        """Of so many rounds, in how many each client is invited."""
         while len(self._taken) <= rounds:
             now = list(self._taken[-1])
             for client in self.invited(len(self._taken)):
@@ -234,15 +235,35 @@ class Accountant:
         if not rounds:
             return 0.0
         # a client that joins late has no opening: the more expensive first round is assumed
-        total = np.zeros(len(ORDERS))
-        batches = Counter(self.costs.first)
-        for use, count in self.costs.later.items():
-            batches[use] += (rounds - 1) * count
-        for use, count in batches.items():
-            if count:  # not 0 times infinity
-                noise = self.noise / math.sqrt(use.gradients)
-                total += count * _renyi(rates[use.kind], noise)
-        return _converted(total, self.delta)
+        total = self.released(self.costs.first, rates)
+        for one, count in self.released(self.costs.later, rates).items():
+            total[one] += (rounds - 1) * count
+        return epsilon_of(total, self.delta)
+
+    def released(self, uses: Uses, rates: Mapping[str, float]) -> Counter[Released]:
+        """These uses by a client with these rates. Kinds of batches with one rate are added up."""
+        found: Counter[Released] = Counter()
+        for use, count in uses.items():
+            found[Released(rates[use.kind], self.noise, use.gradients)] += count
+        return found
+
+
+class Released(NamedTuple):
+    """What leaves a client of one batch."""
+
+    rate: float  # the probability that an example is in the batch
+    noise: float  # of one gradient, in units of its bound
+    gradients: int  # on the same batch
+
+
+def epsilon_of(released: Mapping[Released, int], delta: float) -> float:
+    """The epsilon of all that a client has released: so many batches of each kind."""
+    require("differential privacy", "privacy", "dp_accounting")
+    total = np.zeros(len(ORDERS))
+    for one, count in sorted(released.items()):  # so the last digits are always the same
+        if count:  # not 0 times infinity
+            total += count * _renyi(one.rate, one.noise / math.sqrt(one.gradients))
+    return _converted(total, delta) if total.any() else 0.0
 
 
 # The arithmetic of dp-accounting.
@@ -293,9 +314,11 @@ def probability_of_fewer(least: int, population: int, rate: float) -> float:
 __all__ = [
     "Accountant",
     "Rehearsed",
+    "Released",
     "RoundCosts",
     "Use",
     "cap",
+    "epsilon_of",
     "probability_of_fewer",
     "round_costs",
 ]

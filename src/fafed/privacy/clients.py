@@ -86,5 +86,6 @@ class ClientNoise:
         if self.secure:
             total = total.double() * self.unit
         else:
-            total = add_noise(total, self.noise * self.clip, f"client {self.seed} {key} {name}")
+            draws = keyed_draws(f"client {self.seed} {key} {name}")
+            total = add_noise(total, self.noise * self.clip, draws)
         return total * (self.factors.get(name, 1.0) / self.expected)

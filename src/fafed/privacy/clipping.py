@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fafed.errors import FafedError
@@ -16,18 +18,30 @@ CHUNK_BYTES = 2**26  # bytes of the gradients that are in memory at the same tim
 STRETCH = 2**20  # numbers of noise that are drawn at a time
 
 
+class Numbers(Protocol):
+    """An endless row of random numbers."""
+
+    def standard_normal(self, count: int, /) -> NDArray[np.float64]: ...
+
+
 def chunk_size(x: Tensor) -> int:
     """How many examples' gradients are computed at the same time."""
     return max(1, CHUNK_BYTES // (x.numel() * x.element_size()))
 
 
 def clipped_sum(
-    gradients: Callable[[slice], Tensor], real: Tensor, clip: float, x: Tensor
+    gradients: Callable[[slice], Tensor],
+    real: Tensor,
+    clip: float,
+    x: Tensor,
+    *,
+    strict: bool = True,
 ) -> Tensor:
     """The sum of the examples' gradients, each clipped to the norm `clip`.
 
     gradients: gives the gradients at x of some of the examples, one per row.
     real: which examples there are. The others fill up the batch, and do not count.
+    strict: a gradient with NaN or infinity is an error. If not, it counts as zero.
     """
     total = torch.zeros_like(x)
     size = chunk_size(x)
@@ -37,8 +51,9 @@ def clipped_sum(
             continue
         rows = gradients(some).detach()
         norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-        factors = clip_factors(norms, real[some], clip).to(rows.dtype)
-        total += factors @ torch.where(real[some][:, None], rows, 0.0)
+        counts = real[some] if strict else real[some] & torch.isfinite(norms)
+        factors = clip_factors(norms, counts, clip).to(rows.dtype)
+        total += factors @ torch.where(counts[:, None], rows, 0.0)
     return total
 
 
@@ -55,9 +70,8 @@ def keyed_draws(key: str) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=words))
 
 
-def add_noise(total: Tensor, deviation: float, key: str) -> Tensor:
-    """The sum with normal noise in every number: a function of the key alone."""
-    draws = keyed_draws(key)
+def add_noise(total: Tensor, deviation: float, draws: Numbers) -> Tensor:
+    """The sum with normal noise in every number."""
     noisy = total.clone()
     for start in range(0, total.numel(), STRETCH):
         part = noisy[start : start + STRETCH]

@@ -90,7 +90,9 @@ def keep(
     limit: int,
 ) -> None:
     """On a silo: check the final model and write it into the silo's folder of the run."""
-    if (place.round, place.exchange) != (experiment.rounds, 0):
+    budget = experiment.privacy_options().max_epsilon  # with one, a run may end earlier
+    first = experiment.rounds if budget is None else 1
+    if not first <= place.round <= experiment.rounds or place.exchange:
         raise Refused(
             f"it is a final model of round {place.round}, exchange {place.exchange}: the run ends "
             f"with round {experiment.rounds}, exchange 0"

@@ -11,19 +11,25 @@
     join_late = true                whether a run may begin here after its first round
     require_secure = false          whether a run must have secure aggregation
     min_silos_in_sum = 3            fewest silos in a secure sum
+    require_private = false         whether a run must have differential privacy of each example
+    min_noise = 0.0                 least noise of such a run, in units of its clip
+    max_epsilon = inf               that all runs together may spend, at max_delta
+    max_delta = 1e-5                of such a run
     max_local_steps = 1000
     max_threads = 16
     max_clients = 1000
     max_parameters = 1000000000     of a model that fafed brings
 
 The first nine limits protect the rows. They do not apply where `share = true`, because there the
-experiment brings its own data. The next two protect what leaves the silo. The last four protect the
-machine. They are checked before anything is loaded or built.
+experiment brings its own data. The next six protect what leaves the silo. The last four protect the
+machine. They are checked before anything is loaded or built. `require_private`, a `min_noise` above
+0 and a finite `max_epsilon`: each of them refuses every run without privacy.level = "example".
 """
 
 from __future__ import annotations
 
 import json
+import math
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,7 +45,7 @@ from fafed.core import tree
 from fafed.core.algorithm import AnyAlgorithm, exchanges_of_round
 from fafed.errors import ConfigError, FafedError
 from fafed.experiments.config import Experiment, Part
-from fafed.privacy.options import LEAST_SILOS
+from fafed.privacy.options import LEAST_SILOS, Privacy
 from fafed.silos import payload
 
 LOCK_SECONDS = 60.0  # the longest wait for another process; it needs the budget for milliseconds
@@ -61,6 +67,10 @@ class Limits(Part):
     join_late: bool = True
     require_secure: bool = False
     min_silos_in_sum: int = Field(default=LEAST_SILOS, ge=LEAST_SILOS)
+    require_private: bool = False
+    min_noise: float = Field(default=0.0, ge=0, strict=False)
+    max_epsilon: float = Field(default=math.inf, gt=0, strict=False)
+    max_delta: float = Field(default=1e-5, gt=0, lt=1, strict=False)
     max_local_steps: int = Field(default=1000, ge=1)
     max_threads: int = Field(default=16, ge=1)
     max_clients: int = Field(default=1000, ge=1)
@@ -68,7 +78,8 @@ class Limits(Part):
 
     def check_machine(self, experiment: Experiment, clients: int) -> None:
         """Refuse what would block or kill this silo, before anything is loaded or built."""
-        refuse_noise(experiment)
+        refuse_client_level(experiment)
+        self._check_noise(experiment.privacy_options())
         if experiment.privacy_options().secure:
             self._at_least("the number of silos in a secure sum", clients, "min_silos_in_sum")
         elif self.require_secure:
@@ -80,6 +91,21 @@ class Limits(Part):
         self._at_most("threads", experiment.threads, "max_threads")
         self._at_most("the number of clients", clients, "max_clients")
         self._at_most("the model's number of parameters", _size(experiment), "max_parameters")
+
+    def _check_noise(self, options: Privacy) -> None:
+        given = self.model_dump(include={"require_private", "min_noise", "max_epsilon"})
+        asked = {n: v for n, v in given.items() if v != type(self).model_fields[n].default}
+        if not asked:
+            return
+        if options.level is None:
+            name, value = next(iter(asked.items()))
+            raise Refusal(
+                "this silo takes part only in runs with differential privacy of each example: its "
+                f"file has {name} = {json.dumps(value)}; add [privacy] level = 'example' to the "
+                "experiment, or ask who runs the silo"
+            )
+        self._at_least("privacy.noise", options.noise or 0.0, "min_noise")
+        self._at_most("privacy.delta", options.delta or 0.0, "max_delta")
 
     def check_rows(self, experiment: Experiment, algorithm: AnyAlgorithm, rows: int) -> None:
         """Refuse what would show single rows. `rows` is the number of rows to train on. The error
@@ -157,12 +183,12 @@ class Limits(Part):
             )
 
 
-def refuse_noise(experiment: Experiment) -> None:
-    """Refuse options that would promise something here and do nothing."""
-    if experiment.privacy_options().level is not None:
+def refuse_client_level(experiment: Experiment) -> None:
+    """Refuse an option that would promise something here and do nothing."""
+    if experiment.privacy_options().level == "client":
         raise Refusal(
-            f"privacy.level of {experiment.name} works in simulation and on ranks, not over silos: "
-            "take it out"
+            f"privacy.level = 'client' of {experiment.name} works in simulation and on ranks, not "
+            "over silos: use level = 'example', or take it out"
         )
 
 

@@ -22,7 +22,9 @@ from fafed.experiments.config import Experiment
 from fafed.experiments.rundir import RunDir
 from fafed.files import Json
 from fafed.silos import messages
+from fafed.silos.limits import refuse_client_level
 from fafed.silos.messages import Message
+from fafed.silos.private import Ledger
 from fafed.silos.serve import serve
 from fafed.silos.server import FederationConfig
 from fafed.silos.site import Site, SiteData
@@ -101,16 +103,27 @@ class _Alone:
             yield silo, answer
 
 
+class Spending(NamedTuple):
+    """Epsilon of this silo's rows."""
+
+    delta: float
+    rounds: list[int]
+    epsilon: list[float]  # of the run, after these rounds
+    before: float  # that other runs have spent, at the silo's own max_delta
+
+
 class Rehearsal(NamedTuple):
     train: int  # rows to train on
     held_out: int
     parameters: int
     leaving: list[Leaving]
+    spending: Spending | None  # with privacy.level = "example"
 
 
 def rehearse(experiment: Experiment, site: Site, name: str) -> Rehearsal:
     """Two rounds with this silo alone. An error is the one that a real run would end with, with the
     details that otherwise stay in the silo's log."""
+    refuse_client_level(experiment)
     short = experiment.changed(
         rounds=ROUNDS,
         eval_every=1,
@@ -118,16 +131,49 @@ def rehearse(experiment: Experiment, site: Site, name: str) -> Rehearsal:
         failure=0.0,
         weights="uniform",
         checkpoint_every=1,
-        privacy={},  # a sum over one silo would hide nothing, and is refused
+        privacy=_without_sums(experiment),
     )
-    if experiment.privacy:
+    if experiment.privacy_options().secure:
         open_limits = site.limits.model_copy(update={"require_secure": False})
         site = site.model_copy(update={"limits": open_limits})
+    spending = _spending(experiment, site)
     with tempfile.TemporaryDirectory() as folder:
         worker = Worker(name, site.model_copy(update={"folder": Path(folder) / "silo"}))
         part = worker.loaded("check", RunPlan(short.to_dict(), 0, 1))
         transport = _Alone(worker)
         serve(short, RunDir(Path(folder) / "run"), transport, FederationConfig((name,), 1))
-        return Rehearsal(
-            part.source.examples[0], part.test_rows, part.goal.x0.numel(), transport.seen
+        rows, parameters = part.source.examples[0], part.goal.x0.numel()
+        return Rehearsal(rows, part.test_rows, parameters, transport.seen, spending)
+
+
+def _without_sums(experiment: Experiment) -> dict[str, object]:
+    """The table [privacy] for one silo. A sum over it would hide nothing, and is refused."""
+    if experiment.privacy_options().level != "example":
+        return {}
+    sums = ("secure", "bits", "headroom", "first_bound", "max_epsilon")
+    return {name: value for name, value in experiment.privacy.items() if name not in sums}
+
+
+def _spending(experiment: Experiment, site: Site) -> Spending | None:
+    """The plan of the whole run on this silo. The silo's own limits are checked against it."""
+    if experiment.privacy_options().level != "example":
+        return None
+    from fafed.privacy.accounting import epsilon_of
+
+    with tempfile.TemporaryDirectory() as folder:
+        own = site.model_copy(update={"folder": Path(folder)})
+        alone = experiment.changed(participation=1.0, weights="uniform")
+        alone = alone.changed(privacy=alone.privacy | {"secure": False})
+        part = Worker("check", own).loaded("check", RunPlan(alone.to_dict(), 0, 1))
+        assert part.private is not None
+        budget, ledger = part.private.budget, Ledger(site.folder)
+        part.private.ledger = ledger
+        part.private.check_plan()
+        last = budget.affordable(experiment.rounds)
+        rounds = sorted({max(1, last * tenth // 10) for tenth in range(1, 11)})
+        return Spending(
+            budget.accountant.delta,
+            rounds,
+            [budget.accountant.epsilon(number) for number in rounds],
+            epsilon_of(ledger.of_others(""), site.limits.max_delta),
         )

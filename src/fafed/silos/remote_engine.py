@@ -26,7 +26,7 @@ from fafed.engines.base import Counts, Engine, NotFinite, Reply, Sent, Snapshot,
 from fafed.objectives.base import Objective
 from fafed.silos import memory, messages
 from fafed.silos.bounds import Bounds, Guard
-from fafed.silos.messages import Content, ExchangeId, Message, Refused, Shapes
+from fafed.silos.messages import Content, ExchangeId, Facts, Message, Refused, Shapes
 from fafed.silos.server import Mailbox, TooFew, log
 
 
@@ -38,6 +38,18 @@ class Given(NamedTuple):
     loss: float | None  # None: all its labels were ignored
     evaluations: int
     samples: int
+
+
+class Spent(NamedTuple):
+    """A silo's epsilon in this run, by its own count."""
+
+    epsilon: float
+    after_next: float  # after one more round
+
+    @classmethod
+    def of(cls, facts: Facts) -> Spent:
+        both = (float(messages.number(facts, name)) for name in ("epsilon", "next_epsilon"))
+        return cls(*(max(0.0, one) for one in both))
 
 
 NAME = "silos"
@@ -73,6 +85,7 @@ class Silos(Engine):
         self.epoch_steps = epoch_steps
         self.counted: dict[int, list[int | str]] = {}  # client -> the state that counts: its tag
         self.guard = Guard(bounds or Bounds())
+        self.spent: dict[int, Spent] = {}  # client -> what it has said of its privacy budget
         self.lost: dict[int, int] = {}  # client -> the round in which it last lost its state
         # shapes that were seen before: of a local state, a message and buffers
         self.cache: dict[object, tuple[Tree, Tree, tuple[Tensor, ...]]] = {}
@@ -90,6 +103,27 @@ class Silos(Engine):
     @property
     def objective(self) -> Objective:
         return self._objective
+
+    @property
+    def epsilon(self) -> float:  # type: ignore[override]
+        return max((one.epsilon for one in self.spent.values()), default=0.0)
+
+    @property
+    def next_epsilon(self) -> float:  # type: ignore[override]
+        """No single silo can end the run: it only stops if too few silos can go on."""
+        known = [one.after_next for one in self.spent.values()]
+        told = sorted([*known, *(0.0 for _ in range(self.population - len(known)))])
+        return told[self.least_silos() - 1]
+
+    def least_silos(self) -> int:
+        """With fewer silos there is no round."""
+        everyone = self.algorithm.requires_all_clients
+        return self.population if everyone else self.federation.min_silos
+
+    def hear(self, client: int, facts: Facts) -> None:
+        """Take what a silo says of its privacy budget, if it says anything."""
+        if "epsilon" in facts:
+            self.spent[client] = Spent.of(facts)
 
     def snapshot(self) -> Snapshot:
         """States stay with the silos. A silo's state is valid only if its answer was accepted. The
@@ -267,6 +301,7 @@ class Silos(Engine):
             try:
                 message, buffers = tree.unflatten(like, found.tensors)
                 none = "loss" in facts and facts["loss"] is None
+                self.hear(client, facts)
                 return Given(
                     message,
                     buffers,

@@ -14,6 +14,8 @@ from torch import Tensor
 from fafed import data as datasets
 from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.records import Record
+from fafed.data.sources.poisson import sampling_rates
+from fafed.engines.private import refuse_what_mixes_examples
 from fafed.errors import FAULTS, ConfigError
 from fafed.experiments import assemble, model_options
 from fafed.experiments.assemble import Prepared, Shards
@@ -26,12 +28,13 @@ from fafed.privacy.options import LEAST_SILOS
 from fafed.silos import final_model, memory, messages
 from fafed.silos.audit import Audit, logged
 from fafed.silos.bounds import Bounds, Guard
-from fafed.silos.limits import refuse_noise
+from fafed.silos.limits import refuse_client_level
 from fafed.silos.messages import EMPTY, Content, ExchangeId, Facts, Refused
 from fafed.silos.remote_engine import NAME as ENGINE_NAME
-from fafed.silos.remote_engine import Silos
+from fafed.silos.remote_engine import Silos, Spent
 from fafed.silos.server import FederationConfig, Mailbox, TooFew, Transport, Unfit, log
 from fafed.silos.site import check_server
+from fafed.training.budget import Budget
 from fafed.training.build import build, weights_of
 from fafed.training.evaluation import Parts, chunks, evaluator
 from fafed.training.loop import Measure, Run
@@ -84,6 +87,8 @@ def serve(
             )
         torch.set_num_threads(experiment.threads)
         memory.return_memory()
+        if experiment.privacy_options().level == "example":  # before the silos load their data
+            refuse_what_mixes_examples(assemble.model(experiment, text=False))
         known = greeted(experiment, place, mailbox, bounds)
         shards = _measured(experiment, measure, table)
         goal = assemble.model(experiment, text=shards.text)
@@ -123,18 +128,25 @@ def serve(
             check_state=True,
             privacy=experiment.privacy_options(),
         )
+        there = cast(Silos, run.engine)
+        there.spent = known.get("spent", {})
+        if experiment.privacy_options().level == "example":
+            run.budget = _budget(experiment, run, goal, known["examples"])
         if known.get("sends"):
-            run.measure = _with_silos(tried, cast(Silos, run.engine))
+            run.measure = _with_silos(tried, there)
         begun.append((known["run"], run))
         return Prepared(run, goal, shards)
 
+    handed_out: list[int] = []
+
     def hand_out() -> None:
         ((name, run),) = begun
-        final_model.hand_out(mailbox, name, run.state)
+        if run.ended and not handed_out:
+            handed_out.append(run.state.round)
+            final_model.hand_out(mailbox, name, run.state)
 
     def recorded(record: Record) -> None:
-        if record.round == experiment.rounds:
-            hand_out()
+        hand_out()
         if on_record:
             on_record(record)
 
@@ -147,8 +159,7 @@ def serve(
                 raise
             log.warning("the run is finished, but its model cannot be handed out: %s", cause)
         else:
-            if finished:  # an earlier server ended before it could
-                hand_out()
+            hand_out()  # if an earlier server ended before it could
 
 
 class Known(TypedDict):
@@ -159,17 +170,47 @@ class Known(TypedDict):
     examples: list[int]  # of each silo
     units: int | None
     epoch_steps: int
-    sends: NotRequired[list[list[str]]]  # the numbers that each silo sends now; not in the file
+    # what the silos say now; not in the file
+    sends: NotRequired[list[list[str]]]  # the numbers that each silo sends
+    spent: NotRequired[dict[int, Spent]]  # client -> its epsilon, with privacy.level = "example"
 
 
 def check_privacy(experiment: Experiment, silos: Sequence[str]) -> None:
     """Refuse options that cannot be had over these silos."""
-    refuse_noise(experiment)
+    refuse_client_level(experiment)
     if experiment.privacy_options().secure and len(silos) < LEAST_SILOS:
         raise ConfigError(
             f"a secure sum needs at least {LEAST_SILOS} silos, got {len(silos)}: a sum of two "
             "shows each of them the other's message"
         )
+
+
+def _budget(experiment: Experiment, run: Run, goal: Model, examples: Sequence[int]) -> Budget:
+    """The plan of what each silo spends of its rows' privacy. It follows from public numbers."""
+    from fafed.training.private import check_examples, example_budget
+
+    options = experiment.privacy_options()
+    check_examples(options, goal, examples)
+    sizes = assemble.sizes(experiment)
+    batch, anchor = sizes["batch_size"], sizes["anchor_size"]
+    found = example_budget(
+        options,
+        run.algorithm,
+        goal,
+        [sampling_rates(n, batch, batch if anchor is None else anchor) for n in examples],
+        run.cohort,
+        rounds=run.rounds,
+        local_steps=run.local_steps,
+    )
+    last = found.affordable(run.rounds)
+    log.info(
+        "differential privacy of each example: epsilon %.2f at delta %g after round %d, in the "
+        "silo that spends most",
+        found.accountant.epsilon(last),
+        found.accountant.delta,
+        last,
+    )
+    return found
 
 
 def _secure(
@@ -206,6 +247,7 @@ class Welcome(NamedTuple):
     examples: int
     epoch_steps: int | None
     sends: list[str]  # of its evaluation
+    spent: Spent | None  # of its privacy budget
 
 
 def greeted(experiment: Experiment, place: RunDir, mailbox: Mailbox, bounds: Bounds) -> Known:
@@ -254,8 +296,10 @@ def greeted(experiment: Experiment, place: RunDir, mailbox: Mailbox, bounds: Bou
             f"(start is {federation.start:g} s)"
         )
     sends = [said[silo].sends if silo in said else [] for silo in federation.silos]
+    clients = {silo: client for client, silo in enumerate(federation.silos)}
+    spent = {clients[silo]: one.spent for silo, one in said.items() if one.spent is not None}
     if known:
-        return cast(Known, known | {"sends": sends})
+        return cast(Known, known | {"sends": sends, "spent": spent})
     facts = [said[silo] for silo in federation.silos]
     examples = [one.examples for one in facts]
     units = _units(experiment)
@@ -267,7 +311,7 @@ def greeted(experiment: Experiment, place: RunDir, mailbox: Mailbox, bounds: Bou
         "epoch_steps": facts[0].epoch_steps or _epoch_steps(examples, units),
     }
     place.write_json("silos.json", begun, indent=2, private=True)
-    return begun | {"sends": sends}
+    return begun | {"sends": sends, "spent": spent}
 
 
 def _reason(found: Content) -> tuple[str, bool]:
@@ -296,7 +340,9 @@ def _welcome(facts: Facts, experiment: Experiment) -> Welcome:
     sends = facts.get("sends", [])
     if not isinstance(sends, list) or not all(name in names for name in sends):
         raise Refused(f"sends is {messages.clean(sends, 80)}, it must be some of {names}")
-    return Welcome(examples, steps, [name for name in names if name in sends])
+    private = experiment.privacy_options().level == "example"
+    spent = Spent.of(facts) if private else None
+    return Welcome(examples, steps, [name for name in names if name in sends], spent)
 
 
 def _drop_unbelievable(said: dict[str, Welcome], bounds: Bounds) -> None:

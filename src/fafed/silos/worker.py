@@ -27,7 +27,7 @@ from fafed.data.checks import check_labels, check_numbers
 from fafed.data.sources.base import Source
 from fafed.engines.base import ClientState, NotFinite
 from fafed.engines.client import Oracle, Visit, check, visit
-from fafed.errors import DataError, FafedError
+from fafed.errors import ConfigError, DataError, FafedError
 from fafed.experiments import assemble, model_options
 from fafed.experiments.config import Experiment
 from fafed.files import Json
@@ -39,6 +39,7 @@ from fafed.silos import final_model, memory, messages, payload
 from fafed.silos.audit import Audit, logged
 from fafed.silos.limits import Budget, Refusal
 from fafed.silos.messages import EMPTY, Content, ExchangeId, Facts, Message, Packed, Refused
+from fafed.silos.private import Ledger, PrivateSilo
 from fafed.silos.site import Kit, SiloData, Site
 from fafed.silos.state_store import Lost, Store
 from fafed.training.evaluation import Evaluator
@@ -69,6 +70,12 @@ class Part(NamedTuple):
     evaluator: Evaluator | None  # of the numbers that may leave; None: none may
     sends: list[str]
     test_rows: int
+    private: PrivateSilo | None = None  # with privacy.level = "example"
+
+    @property
+    def spent(self) -> Facts:
+        """What the server learns of the silo's epsilon."""
+        return self.private.told() if self.private is not None else {}
 
 
 class Worked(NamedTuple):
@@ -94,6 +101,7 @@ class Worker:
         self.audit = Audit(site.folder / "audit.jsonl", name)
         self.lock = threading.Lock()
         self.budget = Budget(site.folder)
+        self.ledger = Ledger(site.folder)
         self.parts: dict[str, Part] = {}  # run -> the silo's part in it
         self.algorithms: dict[tuple[str, int], AnyAlgorithm] = {}
 
@@ -186,6 +194,8 @@ class Worker:
         messages.read(request, place, {"hello": {}}, self.site.limit)
         plan = _plan(facts)
         part = self.loaded(place.run, plan)
+        if part.private is not None:
+            part.private.check_plan()
         written = [json.dumps(plan._asdict()).encode()]
         files.write(self._folder(place.run) / "plan.json", written, private=True)
         share = self.site.data.share
@@ -197,6 +207,7 @@ class Worker:
                 "epoch_steps": part.source.epoch_steps if share else None,
                 "sends": list(part.sends),
                 "fafed": __version__,
+                **part.spent,
             },
             EMPTY,
         )
@@ -239,6 +250,7 @@ class Worker:
             "loss": float(done.visit.loss) if done.visit.has_loss else None,
             "evaluations": done.visit.evaluations,
             "samples": done.visit.samples,
+            **part.spent,
         }
         return "answer", told, messages.pack((done.visit.message, done.visit.buffers))
 
@@ -277,9 +289,9 @@ class Worker:
             vector = self.sums.masked(client, done.visit, done.buffers, encoder, facts)
         except BeyondBounds as cause:
             log.warning("%s: absent from round %d: %s", self.name, place.round, cause)
-            return "beyond", {"leaves": cause.leaves}, EMPTY
+            return "beyond", {"leaves": cause.leaves, **part.spent}, EMPTY
         done.keep()
-        return "masked", {}, messages.pack((vector,))
+        return "masked", dict(part.spent), messages.pack((vector,))
 
     def _secure_part(self, run: str) -> Part:
         part = self._part(run)
@@ -306,13 +318,20 @@ class Worker:
         state = tree.map(lambda leaf: leaf.to(device), state)
         steps, client = part.experiment.local_steps, part.plan.client
         step = (place.round - 1) * steps
-        draws = part.source.draw(exchange.draw, client, step, steps)
+        private = None if part.private is None else part.private.visit(place.exchange)
+        source = part.source if private is None else private.source
+        objective = part.goal if private is None else private.gradients
+        draws = source.draw(exchange.draw, client, step, steps)
         if not self.site.data.share:
-            looks = sum(one.rows.numel() for one in draws if one) / part.source.examples[client]
-            self.budget.spend(place.run, looks, self.site.limits)
-        batches = part.source.batches(draws)
-        oracle = Oracle(part.goal, Memory(buffers, state.hidden))
-        done = visit(oracle, exchange, down, state.local, batches)
+            own = (one.rows.numel() for one in draws if one)
+            looks = sum(own) if private is None else private.looks(draws)
+            self.budget.spend(place.run, looks / source.examples[client], self.site.limits)
+        oracle = Oracle(objective, Memory(buffers, state.hidden))
+        try:
+            done = visit(oracle, exchange, down, state.local, source.batches(draws))
+        finally:  # an error leaves the silo, too
+            if private is not None:
+                private.spend(draws)
         check(client, done.loss, done.message)
 
         def keep() -> None:
@@ -375,10 +394,31 @@ class Worker:
             check_numbers(source, [plan.client], goal.usable)
             sends = self.site.sends(experiment, found)
             measure = _evaluator(experiment, goal, found, sends)
-            part = Part(plan, experiment, source, goal, measure, sends, found.test_rows)
+            private = self._private(run, experiment, goal, source, plan.client)
+            part = Part(plan, experiment, source, goal, measure, sends, found.test_rows, private)
             self.parts = {run: part}
             self.algorithms = {}
         return self.parts[run]
+
+    def _private(
+        self, run: str, experiment: Experiment, goal: Model, source: Source, client: int
+    ) -> PrivateSilo | None:
+        if experiment.privacy_options().level != "example":
+            return None
+        algorithm = experiment.bound_algorithm(1, goal.shapes)
+        try:
+            return PrivateSilo(
+                run,
+                experiment,
+                algorithm,
+                goal,
+                source,
+                client,
+                ledger=self.ledger,
+                limits=self.site.limits,
+            )
+        except ConfigError as cause:  # it names settings and the number of rows, which are public
+            raise Refusal(str(cause)) from cause
 
     def _part(self, run: str) -> Part:
         return self.parts[run] if run in self.parts else self.loaded(run, self._known(run))

@@ -139,14 +139,14 @@ class Run:
                 f"{self.budget.accountant.epsilon(self.state.round):.3g}; nothing more can be run"
             )
         try:
-            while self.state.round < self.last_round:
+            while not self.ended:
                 yield self.round()
         finally:
             self.engine.close()
-        if self.budget is not None and self.last_round < self.rounds:
+        if self.budget is not None and self.state.round < self.rounds:
             log.warning(
                 "stopped after round %d of %d: one more would pass max_epsilon = %g",
-                self.last_round,
+                self.state.round,
                 self.rounds,
                 self.budget.max_epsilon,
             )
@@ -155,6 +155,16 @@ class Run:
     def last_round(self) -> int:
         """The last round that is made. A privacy budget may end before the run does."""
         return self.rounds if self.budget is None else self.budget.affordable(self.rounds)
+
+    @property
+    def ended(self) -> bool:
+        """Whether no round is left, or a client's privacy budget is spent."""
+        return self._ends_with(self.state.round)
+
+    def _ends_with(self, round: int) -> bool:
+        most = None if self.budget is None else self.budget.max_epsilon
+        spent = most is not None and self.engine.next_epsilon > most
+        return round >= self.last_round or spent
 
     def round(self) -> Record:
         """Make one round. On an error the state remains that of the round before."""
@@ -285,13 +295,14 @@ class Run:
 
     def _record(self, state: State, loss: float | None, clients: int) -> Record:
         shared, buffers, number, _, totals = state
-        last = number == self.last_round
+        last = self._ends_with(number)
         wanted = self.measure and (last or number % self.measure_every == 0)
         step = number * self.local_steps
         measured = self.measure(shared.x, buffers, step) if self.measure and wanted else {}
         seen: dict[str, Any] = dict(self.algorithm.diagnostics(shared))
         if self.budget is not None:
-            seen["epsilon"] = self.budget.accountant.epsilon(number)
+            planned = self.budget.accountant.epsilon(number)
+            seen["epsilon"] = max(planned, self.engine.epsilon)
         return Record(
             round=number,
             steps=step,

@@ -7,11 +7,13 @@ step, example), so one example more or less changes no other draw.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fafed.core import randomness
@@ -20,6 +22,8 @@ from fafed.data.sources.base import ClientBatches, Drawn, Draws, Indices
 from fafed.data.sources.examples import BatchSize, Examples
 from fafed.errors import FafedError
 
+Uniform = Callable[[str, int], NDArray[np.float64]]  # a purpose and a count -> numbers in [0, 1)
+
 
 class Sample(NamedTuple):
     """The data of a batch that was filled up."""
@@ -27,6 +31,18 @@ class Sample(NamedTuple):
     data: Any
     rows: Tensor  # (cap,): the rows of the pool; -1 for those that fill up the batch
     expected: Tensor  # the expected number of examples
+
+
+def sampling_rates(
+    examples: int, batch_size: BatchSize, anchor_size: BatchSize
+) -> dict[str, float]:
+    """Kind of batch -> the probability that one of so many examples is in it."""
+    sizes: dict[str, BatchSize] = {"round": batch_size, "anchor": anchor_size, "full": "full"}
+    return {kind: _rate(examples, size) for kind, size in sizes.items()}
+
+
+def _rate(examples: int, size: BatchSize) -> float:
+    return 1.0 if size == "full" else min(1.0, size / examples)
 
 
 class _Sampled(ClientBatches):
@@ -39,6 +55,8 @@ class _Sampled(ClientBatches):
 class Poisson(Examples):
     """A `Source` of Poisson samples from the same examples."""
 
+    uniform: Uniform | None = None  # draws the samples; None: they are a function of the seed
+
     def __init__(self, examples: Examples, cap: Callable[[int, float], int]) -> None:
         """cap: the most rows of a batch, from the number of examples and their sampling rate."""
         self.__dict__ |= examples.__dict__  # the data stays where it is
@@ -46,13 +64,19 @@ class Poisson(Examples):
 
     def rates(self, client: int) -> dict[str, float]:
         """Kind of batch -> the probability that an example is in it."""
-        return {kind: self._rate(client, size) for kind, size in self._sizes().items()}
+        return sampling_rates(self.examples[client], self.batch_size, self.anchor_size)
+
+    def drawn_by(self, uniform: Uniform) -> Poisson:
+        """The same source, with samples that these numbers decide."""
+        other = copy.copy(self)
+        other.uniform = uniform
+        return other
 
     def _sizes(self) -> dict[str, BatchSize]:
         return {"round": self.batch_size, "anchor": self.anchor_size, "full": "full"}
 
     def _rate(self, client: int, size: BatchSize) -> float:
-        return 1.0 if size == "full" else min(1.0, size / self.examples[client])
+        return _rate(self.examples[client], size)
 
     def gather(self, drawn: Drawn) -> Sample:
         wanted, expected = drawn.rows[..., :-1], drawn.rows[..., -1]
@@ -105,6 +129,8 @@ class Poisson(Examples):
         )
 
     def _chosen(self, kind: str, client: int, number: int, n: int) -> Any:
+        if self.uniform is not None:
+            return self.uniform(f"poisson {kind} {client} {number}", n)
         places: Indices = np.arange(n)
         return randomness.uniform(
             randomness.keys(f"poisson {kind}", self.seed, client, number, places)

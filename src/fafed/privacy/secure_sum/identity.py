@@ -117,8 +117,14 @@ class ProjectCA(Trust):
             raise Refused(f"{name} has no certificate of this project's authority") from None
         now = datetime.now(UTC)
         for owner, one in ((name, found), ("the authority", self.root)):
-            if not one.not_valid_before_utc <= now <= one.not_valid_after_utc:
-                raise Refused(f"the certificate of {owner} is not valid now: renew it")
+            begins, ends = one.not_valid_before_utc, one.not_valid_after_utc
+            if not begins <= now <= ends:
+                first, last, today = (f"{at:%Y-%m-%d %H:%M}" for at in (begins, ends, now))
+                raise Refused(
+                    f"the certificate of {owner} is not valid now: it is from {first} to {last}, "
+                    f"and this machine's clock says {today} (UTC): renew the certificate, or set "
+                    "the clock"
+                )
         names = [a.value for a in found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
         if names != [name]:
             raise Refused(f"{name} shows the certificate of {', '.join(map(str, names)) or '?'}")
