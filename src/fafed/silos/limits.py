@@ -9,6 +9,8 @@
     max_visits_per_day = 2000.0     the same for all runs of a day, by UTC
     models_from_given_weights = []  models whose first weights the server may choose
     join_late = true                whether a run may begin here after its first round
+    column_sums = "secure"          whether sums of columns may leave, for a shared normalisation:
+                                    "never", "secure" (in a secure sum alone), "open"
     require_secure = false          whether a run must have secure aggregation
     min_silos_in_sum = 3            fewest silos in a secure sum
     max_local_steps = 1000
@@ -17,8 +19,8 @@
     max_parameters = 1000000000     of a model that fafed brings
 
 The first nine limits protect the rows. They do not apply where `share = true`, because there the
-experiment brings its own data. The next two protect what leaves the silo. The last four protect the
-machine. They are checked before anything is loaded or built.
+experiment brings its own data. The next three protect what leaves the silo. The last four protect
+the machine. They are checked before anything is loaded or built.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import json
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 import torch
 from filelock import FileLock, Timeout
@@ -59,6 +61,7 @@ class Limits(Part):
     max_visits_per_day: float = Field(default=2000.0, gt=0, strict=False)
     models_from_given_weights: list[str] = Field(default_factory=list)
     join_late: bool = True
+    column_sums: Literal["never", "secure", "open"] = "secure"
     require_secure: bool = False
     min_silos_in_sum: int = Field(default=LEAST_SILOS, ge=LEAST_SILOS)
     max_local_steps: int = Field(default=1000, ge=1)
@@ -80,6 +83,18 @@ class Limits(Part):
         self._at_most("threads", experiment.threads, "max_threads")
         self._at_most("the number of clients", clients, "max_clients")
         self._at_most("the model's number of parameters", _size(experiment), "max_parameters")
+
+    def check_column_sums(self, experiment: Experiment) -> None:
+        """Refuse to send sums of columns, if the experiment asks for them."""
+        if experiment.data.normalise is None or self.column_sums == "open":
+            return
+        if self.column_sums == "never" or not experiment.privacy_options().secure:
+            raise Refusal(
+                f"data.normalise = {experiment.data.normalise!r} sends the sums of this silo's "
+                f"columns, and its file has column_sums = {self.column_sums!r}: "
+                + ("" if self.column_sums == "never" else "add [privacy] secure = true, ")
+                + "leave normalise out, or ask who runs the silo"
+            )
 
     def check_rows(self, experiment: Experiment, algorithm: AnyAlgorithm, rows: int) -> None:
         """Refuse what would show single rows. `rows` is the number of rows to train on. The error

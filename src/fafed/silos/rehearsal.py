@@ -121,7 +121,9 @@ def rehearse(experiment: Experiment, site: Site, name: str) -> Rehearsal:
         privacy={},  # a sum over one silo would hide nothing, and is refused
     )
     if experiment.privacy:
-        open_limits = site.limits.model_copy(update={"require_secure": False})
+        column_sums = "never" if site.limits.column_sums == "never" else "open"
+        changes = {"require_secure": False, "column_sums": column_sums}
+        open_limits = site.limits.model_copy(update=changes)
         site = site.model_copy(update={"limits": open_limits})
     with tempfile.TemporaryDirectory() as folder:
         worker = Worker(name, site.model_copy(update={"folder": Path(folder) / "silo"}))
