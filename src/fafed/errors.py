@@ -39,6 +39,7 @@ FAULTS = {
     "columns": "its table does not have the columns that its own file names",
     "categories": "its table holds a category that its own file does not list",
     "not finite": "its inputs or targets hold NaN or infinity",
+    "too large": "it has an input that is too large to be normalised",
     "inputs": "its examples have another number of inputs than the model takes",
     "labels": "it has a label that the model has no output for",
 }

@@ -36,3 +36,19 @@ def write_experiment(path: Path, data: Path, **changes: object) -> Path:
 
     path.write_text(Experiment.from_dict(experiment(data, **changes)).to_toml(), "utf-8")
     return path
+
+
+def normalised(tmp: Path, **changes):
+    """An experiment with a shared normalisation. The clients' inputs have other places and sizes;
+    the test set has the first client's."""
+    from fafed.experiments.config import Experiment
+
+    write_data(tmp / "data", 3)
+    for i, path in enumerate(sorted((tmp / "data").glob("*.npz"))):
+        content = dict(np.load(path))
+        shift = [5e4, 0.1 * (i % 3), 0, 0, 0, 0]
+        content["inputs"] = content["inputs"] * [1e4, 1, 1, 1, 1, 1e-4] + shift
+        np.savez(path, **content)
+    data = {"folder": str(tmp / "data"), "normalise": "shared"} | changes.pop("data", {})
+    settings = {"data": data, "rounds": 4, "engine": "loop"} | changes
+    return Experiment.from_dict(experiment(tmp / "data") | settings)

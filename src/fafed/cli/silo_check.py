@@ -95,7 +95,15 @@ def _leaving(leaving: list[Leaving], experiment: Experiment) -> Iterator[str]:
     total = 0
     for one in leaving:
         last = one.kind == "kept"
-        when = "once per job" if not one.round else "at the end" if last else f"round {one.round}"
+        when = (
+            "once per run"
+            if one.kind == "sums"
+            else "once per job"
+            if not one.round
+            else "at the end"
+            if last
+            else f"round {one.round}"
+        )
         later = one.round == 2 and not last
         when = "each later round" if later else when
         total += one.bytes * (experiment.rounds - 1 if later else 1)

@@ -135,6 +135,14 @@ class Table:
             )
         )
 
+    def numbers(self) -> tuple[bool, ...]:
+        """Which inputs are columns of numbers, and not of a category; () without rules."""
+        return tuple(
+            name not in self.categories
+            for name in self.inputs
+            for _ in self.categories.get(name, ("",))
+        )
+
     def read(self, path: Path, names: Sequence[str], rows: Sequence[Sequence[str]]) -> Read:
         """Apply the rules to the text of a table."""
         if absent := [name for name in (self.target, *self.inputs) if name not in names]:

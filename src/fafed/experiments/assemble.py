@@ -20,11 +20,13 @@ from fafed.data import partition
 from fafed.data.checks import check_measured
 from fafed.data.client_test import without_client_test
 from fafed.data.loading import open_data, steps_of_round
+from fafed.data.normalise import Normalisation, inputs_of, normalised, shared
 from fafed.data.sources.base import Indices, Source
 from fafed.data.sources.examples import Examples
 from fafed.data.sources.lazy import Lazy
 from fafed.data.sources.reader import Loading
 from fafed.data.sources.streams import Streams, passage
+from fafed.data.sources.tensors import Columns, as_tensors
 from fafed.engines.ranks import Ranks
 from fafed.errors import ConfigError, DataError, nearest
 from fafed.experiments import model_options
@@ -56,6 +58,7 @@ class Shards(NamedTuple):
     classes: list[str] | None
     text: bool
     client_test: tuple[Part, ...] = ()  # of each client, if there is such data
+    normalisation: Normalisation | None = None  # of the inputs, which are normalised already
 
 
 class Prepared(NamedTuple):
@@ -173,15 +176,16 @@ def chosen(experiment: Experiment, *, text: bool) -> dict[str, Metric]:
     return {name: _metric(name) for name in experiment.metric_names(text=text)}
 
 
-def shard(experiment: Experiment) -> Shards:
-    """Load the data and deal it out."""
+def shard(experiment: Experiment, normalisation: Normalisation | None = None) -> Shards:
+    """Load the data and deal it out. `normalisation`: that of the run, if it is known already."""
     wanted = experiment.data
+    rules = datasets.Table.from_dict(wanted.table)
     if wanted.function is not None:
-        return _own(experiment, datasets.from_function(wanted.function, **wanted.options))
+        own = datasets.from_function(wanted.function, **wanted.options)
+        return _own(experiment, own, rules, normalisation)
     if wanted.folder is not None:
-        return _own(
-            experiment, datasets.from_folder(wanted.folder, datasets.Table.from_dict(wanted.table))
-        )
+        own = datasets.from_folder(wanted.folder, rules)
+        return _own(experiment, own, rules, normalisation)
     assert wanted.name is not None
     loaded = _loaded(wanted.name)
     if isinstance(loaded, datasets.Text):
@@ -231,11 +235,21 @@ def _text(experiment: Experiment, text: datasets.Text) -> Shards:
     return Shards(source, measured, None, None, text=True)
 
 
-def _own(experiment: Experiment, own: datasets.Own) -> Shards:
+def _own(
+    experiment: Experiment,
+    own: datasets.Own,
+    rules: datasets.Table,
+    normalisation: Normalisation | None,
+) -> Shards:
     loading, chunks = _loading(experiment), partial(chunked, size=experiment.eval_batch_size)
     source, opened, _ = open_data(
         own.clients, {"test": own.test}, loading=loading, **sizes(experiment)
     )
+    if experiment.data.normalise:
+        if normalisation is None:  # over all rows, before any are held out
+            normalisation = shared(inputs_of(source), source.parts, rules.numbers())
+        source = normalised(source, normalisation)
+        opened = {part: _tested(data, normalisation) for part, data in opened.items()}
     measured = {part: chunks(data) for part, data in opened.items()}
     if experiment.data.validation:
         kept = [
@@ -256,7 +270,14 @@ def _own(experiment: Experiment, own: datasets.Own) -> Shards:
     )
     own_tests = tuple(map(chunks, tests))
     measured |= _sampled(experiment, source)
-    return counted(source, measured, own_tests)
+    found = counted(source, measured, own_tests)
+    return found._replace(normalisation=normalisation)
+
+
+def _tested(data: object, how: Normalisation) -> Columns:
+    """Data for evaluation with normalised inputs."""
+    inputs, *rest = as_tensors(data, "the test data")
+    return (how.apply(inputs), *rest)  # type: ignore[arg-type]
 
 
 def counted(source: Examples | Lazy, measured: Parts, client_test: Sequence[Part] = ()) -> Shards:

@@ -70,6 +70,7 @@ class Data(Part):
     folder: str | None = None  # your own: one file per client
     options: dict[str, Any] = {}  # for the function
     table: dict[str, Any] = {}  # of the folder: how columns become inputs, `fafed.data.tables`
+    normalise: Literal["shared"] | None = None  # of inputs, over all clients: `data.normalise`
     clients: int = Field(default=20, ge=1)
     partition: dict[str, Any] = {"kind": "moderate"}
     validation: float = Field(default=0.0, ge=0, lt=1)  # share of the training data held out
@@ -92,6 +93,8 @@ class Data(Part):
             raise ValueError("partition needs a kind, for example { kind = 'high' }")
         if self.table and self.folder is None:
             raise ValueError("table is for the files of a folder: give folder, or leave it out")
+        if self.normalise and self.name is not None:
+            raise ValueError("normalise is for tables of your own: give function or folder")
         return self
 
 
@@ -282,8 +285,14 @@ class Experiment(Part):
         from fafed.algorithms import ALGORITHMS
         from fafed.data import DATASETS, Table, partition
 
-        self.privacy_options()
+        privacy = self.privacy_options()
         Table.from_dict(self.data.table)
+        if self.data.normalise and privacy.level is not None:
+            raise ConfigError(
+                "data.normalise = 'shared' shows exact means of the clients' rows, without noise, "
+                f"and privacy.level = {privacy.level!r} promises noise: give the table a scale "
+                "that is agreed on, and leave normalise out"
+            )
         if self.python:  # the code has made the objects that the names stand for
             return
         for section, table in (("settings", self.settings), ("search", self.search)):

@@ -19,12 +19,13 @@ from fafed.experiments import checkpoint, earlier
 from fafed.experiments.config import Experiment
 from fafed.experiments.model_keeper import ModelKeeper
 from fafed.experiments.record_lines import Lines, read, to_line
-from fafed.experiments.rundir import RunDir, log
+from fafed.experiments.rundir import NORMALISATION, RunDir, log
 from fafed.kernels import build
 from fafed.training.loop import Diverged, Run
 from fafed.training.output import Output
 
 if TYPE_CHECKING:
+    from fafed.data.normalise import Normalisation
     from fafed.experiments.assemble import Prepared
     from fafed.files import Json
 
@@ -90,6 +91,7 @@ class Folder:
         told = environment(prepared) | {"digest": self.experiment.digest}
         place.write_json("environment.json", told, indent=2)
         shards = prepared.shards
+        _keep_normalisation(place, shards.normalisation)
         if shards.counts is not None:
             place.write_json("clients.json", {"classes": shards.classes, "counts": shards.counts})
 
@@ -228,6 +230,19 @@ def _cut(place: RunDir, start: _Start, round: int) -> None:
     if start.lines.there > round or start.lines.torn:
         content = b"".join(line + b"\n" for line in start.lines.raw[:round])
         files.write(place._records, [content])
+
+
+def _keep_normalisation(place: RunDir, found: Normalisation | None) -> None:
+    """Write how inputs are normalised, and refuse a run that has begun with something else."""
+    before = place.json(NORMALISATION, "put the run's folder back")
+    if found is None:
+        return
+    if before and before != found.to_dict():
+        raise FafedError(
+            f"{place.path} was begun with inputs of another mean or width, so its data has "
+            f"changed: restore the data, or start again with round 1: {place.starting_again}"
+        )
+    place.write_json(NORMALISATION, found.to_dict())
 
 
 def environment(prepared: Prepared) -> dict[str, Json]:

@@ -3,7 +3,8 @@
 A model file is one safetensors file with the state_dict of the module: parameters in the module's
 own types, frozen ones and buffers included. A weight that has two names is written once, and the
 header says which name stands for which. The header also has fafed's version, the digest of the
-experiment, the round, and a checksum of each tensor. Any reader of safetensors can open the file.
+experiment, the round, a checksum of each tensor, and how inputs are normalised, if they are. Any
+reader of safetensors can open the file.
 
     module = fafed.load("runs/...")         # build the experiment's model and fill it
     tensors, facts = read(path)             # the named tensors, and what the header says
@@ -27,9 +28,10 @@ from torch.nn import functional as F
 
 from fafed import __version__, files, models
 from fafed.core.records import Record
+from fafed.data.normalise import Normalisation
 from fafed.errors import ConfigError, FafedError, nearest
 from fafed.experiments import checkpoint, model_options
-from fafed.experiments.rundir import MODEL_FILES, RunDir
+from fafed.experiments.rundir import MODEL_FILES, NORMALISATION, RunDir
 from fafed.files import Damaged, Json
 from fafed.objectives.copies import copied
 from fafed.objectives.module import Model
@@ -37,6 +39,7 @@ from fafed.objectives.module import Model
 log = logging.getLogger("fafed")
 
 FORMAT = 1
+INPUTS = "normalisation"  # the name of this fact
 
 
 class ModelFile(NamedTuple):
@@ -188,22 +191,31 @@ def load(run: Path | str, *, which: str = "last", model: nn.Module | None = None
         loss.
     model: a module to fill, which is copied first. None builds the experiment's own. A run that was
         started from Python has no description of its model, so it needs this.
+
+    If the run has normalised its inputs (`data.normalise`), the result takes inputs as they are in
+    the data: it is a Sequential of a layer that normalises them, and the model.
     """
     place, file = _place(run, which)
     if not file.is_file() or _stale(place, file):
         raise FafedError(_why_missing(place, which))
-    return _filled(place, file, model)
+    module, told = _filled(place, file, model), _header(file).get(INPUTS)
+    if told is None:
+        return module
+    how = Normalisation.from_dict(told)
+    return nn.Sequential(models.Standardise(*how), module).eval()
 
 
 def export(
     run: Path | str, *, which: str = "last", model: nn.Module | None = None
 ) -> tuple[nn.Module, dict[str, Json]]:
     """The same for any run, finished or not, and the facts for a model file. A run that is not
-    finished has the model of its newest checkpoint."""
+    finished has the model of its newest checkpoint. How inputs are normalised is among the facts,
+    not in the module."""
     place, file = _place(run, which)
     if file.is_file() and not _stale(place, file):
         told = _header(file)
-        facts = facts_of(which, str(told["digest"]), int(told["round"]))
+        more = normalisation_of(told.get(INPUTS))
+        facts = facts_of(which, str(told["digest"]), int(told["round"]), **more)
         return _filled(place, file, model), facts
     path = _newest_checkpoint(place) if which == "last" else _best_state(place)
     if path is None:
@@ -217,13 +229,19 @@ def export(
             f"parameters and {len(buffers)} buffers, the module has {goal.x0.numel()} and "
             f"{len(like)}: build the module with the same options as for the run"
         )
-    return goal.predict(x, buffers), facts_of(which, digest, round)
+    more = normalisation_of(place.json(NORMALISATION))
+    return goal.predict(x, buffers), facts_of(which, digest, round, **more)
 
 
 def facts_of(which: str, digest: str, round: int, **more: Json) -> dict[str, Json]:
     """What the header of a model file says about the model."""
     kinds = {"last": "the model after the last round", "best": "the lowest validation loss"}
     return {"what": kinds[which], "digest": digest, "round": round, **more}
+
+
+def normalisation_of(told: Mapping[str, Json] | None) -> dict[str, Json]:
+    """The facts for a header, from those that a run has of its inputs; none if it has none."""
+    return {INPUTS: dict(told)} if told else {}
 
 
 def save_adapter(module: nn.Module, folder: Path | str) -> None:

@@ -18,7 +18,8 @@ from fafed.core.records import Record
 from fafed.errors import FafedError
 from fafed.experiments import checkpoint, model_file
 from fafed.experiments.checkpoint import Saver
-from fafed.experiments.rundir import MODEL_FILES, RunDir
+from fafed.experiments.rundir import MODEL_FILES, NORMALISATION, RunDir
+from fafed.files import Json
 from fafed.objectives.module import Model
 from fafed.training.loop import State
 
@@ -64,7 +65,7 @@ class ModelKeeper:
 
     def _finish(self, state: State) -> None:
         names = self.goal.state_dict(state.shared.x, state.buffers)
-        facts = model_file.facts_of("last", self.digest, state.round)
+        facts = model_file.facts_of("last", self.digest, state.round, **self._inputs())
         model_file.write(self.place.path / MODEL_FILES["last"], names, facts)
         if self.best is None:
             return
@@ -75,10 +76,17 @@ class ModelKeeper:
             log.warning("%s: there is no best model: %s", self.place.path, cause)
             return
         facts = model_file.facts_of(
-            "best", self.digest, self.best.round, validation_loss=self.best.validation["loss"]
+            "best",
+            self.digest,
+            self.best.round,
+            validation_loss=self.best.validation["loss"],
+            **self._inputs(),
         )
         names = self.goal.state_dict(x, buffers)
         model_file.write(self.place.path / MODEL_FILES["best"], names, facts)
+
+    def _inputs(self) -> dict[str, Json]:
+        return model_file.normalisation_of(self.place.json(NORMALISATION))
 
     def _states(self) -> list[Path]:
         """The best states, newest first."""

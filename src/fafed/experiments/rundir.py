@@ -3,6 +3,7 @@
     experiment.toml    the configuration
     environment.json   versions, git revision, threads, engine
     clients.json       clients x classes, for the report
+    normalisation.json how inputs are normalised, if they are (`data.normalise`)
     records.jsonl      one line per round, appended
     checkpoints/       the last states, and the best one by validation loss
     model.safetensors  the model after the last round (see `model_file`)
@@ -35,6 +36,7 @@ from fafed.experiments.record_lines import last, read
 from fafed.files import Damaged
 
 log = logging.getLogger("fafed")
+NORMALISATION = "normalisation.json"
 MODEL_FILES = {"last": "model.safetensors", "best": "best.safetensors"}
 
 

@@ -19,6 +19,7 @@ from fafed.models.mlp import MLP
 from fafed.models.mnist_cnn import MnistCNN
 from fafed.models.resnet_gn import ResNetGN
 from fafed.models.softmax import SoftmaxRegression
+from fafed.models.standardise import Standardise
 
 MODELS: dict[str, type[nn.Module]] = {
     "mnist-cnn": MnistCNN,
@@ -60,4 +61,10 @@ def build(name: str, *, seed: int | None = None, **options: Any) -> nn.Module:
     return model
 
 
-__all__ = ["MODELS", "build", "token_cross_entropy", *(cls.__name__ for cls in MODELS.values())]
+__all__ = [
+    "MODELS",
+    "Standardise",
+    "build",
+    "token_cross_entropy",
+    *(cls.__name__ for cls in MODELS.values()),
+]

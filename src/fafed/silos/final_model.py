@@ -18,6 +18,7 @@ from typing import TypedDict
 
 from fafed import files
 from fafed.core import tree
+from fafed.data.normalise import Normalisation
 from fafed.errors import FafedError
 from fafed.experiments import model_file
 from fafed.experiments.config import Experiment
@@ -88,6 +89,7 @@ def keep(
     goal: Model,
     folder: Path,
     limit: int,
+    normalisation: Normalisation | None = None,
 ) -> None:
     """On a silo: check the final model and write it into the silo's folder of the run."""
     budget = experiment.privacy_options().max_epsilon  # with one, a run may end earlier
@@ -109,7 +111,10 @@ def keep(
             "takes one"
         )
     x, buffers = tree.unflatten(like, found.tensors)
-    facts = model_file.facts_of("last", experiment.digest, place.round, sha256=found.digest)
+    inputs = model_file.normalisation_of(dict(normalisation.to_dict()) if normalisation else None)
+    facts = model_file.facts_of(
+        "last", experiment.digest, place.round, sha256=found.digest, **inputs
+    )
     toml = experiment.to_toml().encode()
     files.write(folder / "experiment.toml", [toml], private=True)
     path = folder / MODEL_FILES["last"]

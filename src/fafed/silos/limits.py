@@ -9,6 +9,8 @@
     max_visits_per_day = 2000.0     the same for all runs of a day, by UTC
     models_from_given_weights = []  models whose first weights the server may choose
     join_late = true                whether a run may begin here after its first round
+    column_sums = "secure"          whether sums of columns may leave, for a shared normalisation:
+                                    "never", "secure" (in a secure sum alone), "open"
     require_secure = false          whether a run must have secure aggregation
     min_silos_in_sum = 3            fewest silos in a secure sum
     require_private = false         whether a run must have differential privacy of each example
@@ -21,9 +23,9 @@
     max_parameters = 1000000000     of a model that fafed brings
 
 The first nine limits protect the rows. They do not apply where `share = true`, because there the
-experiment brings its own data. The next six protect what leaves the silo. The last four protect the
-machine. They are checked before anything is loaded or built. `require_private`, a `min_noise` above
-0 and a finite `max_epsilon`: each of them refuses every run without privacy.level = "example".
+experiment brings its own data. The next seven protect what leaves the silo. The last four protect
+the machine. They are checked before anything is loaded or built. A silo with `require_private`, a
+`min_noise` above 0 or a finite `max_epsilon` refuses every run without privacy.level = "example".
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ import math
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 import torch
 from filelock import FileLock, Timeout
@@ -65,6 +67,7 @@ class Limits(Part):
     max_visits_per_day: float = Field(default=2000.0, gt=0, strict=False)
     models_from_given_weights: list[str] = Field(default_factory=list)
     join_late: bool = True
+    column_sums: Literal["never", "secure", "open"] = "secure"
     require_secure: bool = False
     min_silos_in_sum: int = Field(default=LEAST_SILOS, ge=LEAST_SILOS)
     require_private: bool = False
@@ -106,6 +109,18 @@ class Limits(Part):
             )
         self._at_least("privacy.noise", options.noise or 0.0, "min_noise")
         self._at_most("privacy.delta", options.delta or 0.0, "max_delta")
+
+    def check_column_sums(self, experiment: Experiment) -> None:
+        """Refuse to send sums of columns, if the experiment asks for them."""
+        if experiment.data.normalise is None or self.column_sums == "open":
+            return
+        if self.column_sums == "never" or not experiment.privacy_options().secure:
+            raise Refusal(
+                f"data.normalise = {experiment.data.normalise!r} sends the sums of this silo's "
+                f"columns, and its file has column_sums = {self.column_sums!r}: "
+                + ("" if self.column_sums == "never" else "add [privacy] secure = true, ")
+                + "leave normalise out, or ask who runs the silo"
+            )
 
     def check_rows(self, experiment: Experiment, algorithm: AnyAlgorithm, rows: int) -> None:
         """Refuse what would show single rows. `rows` is the number of rows to train on. The error

@@ -134,7 +134,9 @@ def rehearse(experiment: Experiment, site: Site, name: str) -> Rehearsal:
         privacy=_without_sums(experiment),
     )
     if experiment.privacy_options().secure:
-        open_limits = site.limits.model_copy(update={"require_secure": False})
+        column_sums = "never" if site.limits.column_sums == "never" else "open"
+        changes = {"require_secure": False, "column_sums": column_sums}
+        open_limits = site.limits.model_copy(update=changes)
         site = site.model_copy(update={"limits": open_limits})
     spending = _spending(experiment, site)
     with tempfile.TemporaryDirectory() as folder:

@@ -14,6 +14,7 @@ from torch import Tensor
 from fafed import data as datasets
 from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.records import Record
+from fafed.data.normalise import MOST_INPUTS, Normalisation
 from fafed.data.sources.poisson import sampling_rates
 from fafed.engines.private import refuse_what_mixes_examples
 from fafed.errors import FAULTS, ConfigError
@@ -25,7 +26,7 @@ from fafed.experiments.rundir import RunDir
 from fafed.files import Json
 from fafed.objectives.module import Model
 from fafed.privacy.options import LEAST_SILOS
-from fafed.silos import final_model, memory, messages
+from fafed.silos import column_sums, final_model, memory, messages
 from fafed.silos.audit import Audit, logged
 from fafed.silos.bounds import Bounds, Guard
 from fafed.silos.limits import refuse_client_level
@@ -89,8 +90,8 @@ def serve(
         memory.return_memory()
         if experiment.privacy_options().level == "example":  # before the silos load their data
             refuse_what_mixes_examples(assemble.model(experiment, text=False))
-        known = greeted(experiment, place, mailbox, bounds)
-        shards = _measured(experiment, measure, table)
+        known = greeted(experiment, place, mailbox, bounds, authority)
+        shards = _measured(experiment, measure, table, _normalisation(known))
         goal = assemble.model(experiment, text=shards.text)
         memory.park(goal, place.path)
         metrics = assemble.chosen(experiment, text=shards.text)
@@ -170,6 +171,7 @@ class Known(TypedDict):
     examples: list[int]  # of each silo
     units: int | None
     epoch_steps: int
+    normalisation: NotRequired[dict[str, list[float]]]  # of the inputs, if they have one
     # what the silos say now; not in the file
     sends: NotRequired[list[list[str]]]  # the numbers that each silo sends
     spent: NotRequired[dict[int, Spent]]  # client -> its epsilon, with privacy.level = "example"
@@ -248,9 +250,16 @@ class Welcome(NamedTuple):
     epoch_steps: int | None
     sends: list[str]  # of its evaluation
     spent: Spent | None  # of its privacy budget
+    inputs: int | None = None  # of an example, if inputs are to be normalised
 
 
-def greeted(experiment: Experiment, place: RunDir, mailbox: Mailbox, bounds: Bounds) -> Known:
+def greeted(
+    experiment: Experiment,
+    place: RunDir,
+    mailbox: Mailbox,
+    bounds: Bounds,
+    authority: Path | None = None,
+) -> Known:
     """Tell the silos which experiment runs, and collect what they say about themselves. What they
     say at the first start is used for the whole run. All silos must come to the first start. Later
     `min_silos` are enough."""
@@ -262,7 +271,55 @@ def greeted(experiment: Experiment, place: RunDir, mailbox: Mailbox, bounds: Bou
             f"{list(federation.silos)}: name the same ones in the same order"
         )
     at = ExchangeId(known.get("run") or f"{experiment.digest[:12]}-{secrets.token_hex(4)}")
+    how = _normalisation(known)
+    said = _hello(experiment, mailbox, at, how, bounds, first=not known)
+    if not known and experiment.data.normalise is not None:
+        inputs = {one.inputs for one in said.values()}
+        if len(inputs) > 1:
+            counts = ", ".join(f"{silo}: {one.inputs}" for silo, one in said.items())
+            raise Unfit(f"the silos have different numbers of inputs ({counts}): make them alike")
+        how = column_sums.agreed(experiment, mailbox, at.run, inputs.pop() or 0, bounds, authority)
+        said = _hello(experiment, mailbox, at, how, bounds, first=True)
+    sends = [said[silo].sends if silo in said else [] for silo in federation.silos]
+    clients = {silo: client for client, silo in enumerate(federation.silos)}
+    spent = {clients[silo]: one.spent for silo, one in said.items() if one.spent is not None}
+    if known:
+        return cast(Known, known | {"sends": sends, "spent": spent})
+    facts = [said[silo] for silo in federation.silos]
+    examples = [one.examples for one in facts]
+    units = _units(experiment)
+    begun: Known = {
+        "run": at.run,
+        "silos": list(federation.silos),
+        "examples": examples,
+        "units": units,
+        "epoch_steps": facts[0].epoch_steps or _epoch_steps(examples, units),
+    }
+    if how is not None:
+        begun["normalisation"] = how.to_dict()
+    place.write_json("silos.json", begun, indent=2, private=True)
+    return begun | {"sends": sends, "spent": spent}
+
+
+def _normalisation(known: Mapping[str, Any]) -> Normalisation | None:
+    told = known.get("normalisation")
+    return None if told is None else Normalisation.from_dict(told)
+
+
+def _hello(
+    experiment: Experiment,
+    mailbox: Mailbox,
+    at: ExchangeId,
+    how: Normalisation | None,
+    bounds: Bounds,
+    *,
+    first: bool,
+) -> dict[str, Welcome]:
+    """What the silos say that take part. `first`: all must, because the run begins."""
+    federation = mailbox.federation
     told: dict[str, Json] = {"experiment": experiment.to_dict(), "clients": len(federation.silos)}
+    if how is not None:
+        told["normalisation"] = dict(how.to_dict())
     requests = {
         silo: messages.write("hello", at, told | {"client": client}, EMPTY)
         for client, silo in enumerate(federation.silos)
@@ -281,9 +338,9 @@ def greeted(experiment: Experiment, place: RunDir, mailbox: Mailbox, bounds: Bou
             log.error("silo %r does not take part: %s", silo, reason)
             if lasting:
                 declined[silo] = reason
-    if not known:
+    if first:
         _drop_unbelievable(said, bounds)
-    needed = federation.min_silos if known else len(federation.silos)
+    needed = len(federation.silos) if first else federation.min_silos
     if len(said) < needed:
         missing = [silo for silo in federation.silos if silo not in said]
         if len(federation.silos) - len(declined) < needed:
@@ -291,27 +348,11 @@ def greeted(experiment: Experiment, place: RunDir, mailbox: Mailbox, bounds: Bou
             raise Unfit(f"{reasons}. Correct this there, then give the same command again")
         raise TooFew(
             f"{len(said)} of {len(federation.silos)} silos take part, {missing} do not, and "
-            + (f"min_silos is {needed}" if known else "a run begins with all of them")
+            + ("a run begins with all of them" if first else f"min_silos is {needed}")
             + ": start them, look into their logs, or give them more time to load their data "
             f"(start is {federation.start:g} s)"
         )
-    sends = [said[silo].sends if silo in said else [] for silo in federation.silos]
-    clients = {silo: client for client, silo in enumerate(federation.silos)}
-    spent = {clients[silo]: one.spent for silo, one in said.items() if one.spent is not None}
-    if known:
-        return cast(Known, known | {"sends": sends, "spent": spent})
-    facts = [said[silo] for silo in federation.silos]
-    examples = [one.examples for one in facts]
-    units = _units(experiment)
-    begun: Known = {
-        "run": at.run,
-        "silos": list(federation.silos),
-        "examples": examples,
-        "units": units,
-        "epoch_steps": facts[0].epoch_steps or _epoch_steps(examples, units),
-    }
-    place.write_json("silos.json", begun, indent=2, private=True)
-    return begun | {"sends": sends, "spent": spent}
+    return said
 
 
 def _reason(found: Content) -> tuple[str, bool]:
@@ -342,7 +383,10 @@ def _welcome(facts: Facts, experiment: Experiment) -> Welcome:
         raise Refused(f"sends is {messages.clean(sends, 80)}, it must be some of {names}")
     private = experiment.privacy_options().level == "example"
     spent = Spent.of(facts) if private else None
-    return Welcome(examples, steps, [name for name in names if name in sends], spent)
+    inputs = None
+    if experiment.data.normalise is not None:
+        inputs = messages.number(facts, "inputs", whole=True, low=1, high=MOST_INPUTS)
+    return Welcome(examples, steps, [name for name in names if name in sends], spent, inputs)
 
 
 def _drop_unbelievable(said: dict[str, Welcome], bounds: Bounds) -> None:
@@ -372,16 +416,21 @@ def _epoch_steps(examples: list[int], units: int | None) -> int:
 
 
 def _measured(
-    experiment: Experiment, measure: str | None, table: Mapping[str, Any] | None
+    experiment: Experiment,
+    measure: str | None,
+    table: Mapping[str, Any] | None,
+    how: Normalisation | None,
 ) -> Shards:
     """The data that the server evaluates on. The server has no training data."""
     nothing: Any = None
     if measure == "share":
-        return assemble.shard(experiment)._replace(source=nothing)
+        return assemble.shard(experiment, how)._replace(source=nothing)
+    none = Shards(nothing, {}, None, None, text=False, normalisation=how)
     if measure is None:
-        return Shards(nothing, {}, None, None, text=False)
-    test = datasets.from_file(measure, datasets.Table.from_dict(table or {}))
-    return Shards(nothing, {"test": lambda: chunks(test)}, None, None, text=False)
+        return none
+    inputs, targets = datasets.from_file(measure, datasets.Table.from_dict(table or {}))
+    test = (inputs if how is None else how.apply(inputs), targets)
+    return none._replace(measured={"test": lambda: chunks(test)})
 
 
 def _with_silos(measured: Measure | None, silos: Silos) -> Measure:

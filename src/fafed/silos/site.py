@@ -34,15 +34,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from pydantic import Field, ValidationError, model_validator
+from torch import Tensor
 
 from fafed import data as datasets
 from fafed.data.client_test import held_out_of
 from fafed.data.loading import open_data
+from fafed.data.normalise import Normalisation, inputs_of, normalised
 from fafed.data.sources.base import Source
+from fafed.data.sources.examples import Examples
 from fafed.errors import ConfigError, DataError
 from fafed.experiments.assemble import held_out, shard, sizes
 from fafed.experiments.config import Experiment, Part
+from fafed.silos.column_sums import check_far
 from fafed.silos.limits import Limits, Refusal
 from fafed.training.evaluation import Part as EvaluationPart
 from fafed.training.evaluation import chunked
@@ -187,10 +192,33 @@ class Site(Part):
         known = ["loss", *experiment.metric_names(text=found.text)]
         return [name for name in known if name in self.evaluate.send]
 
-    def load(self, experiment: Experiment, client: int, clients: int) -> SiloData:
-        """The data of this client."""
+    def rows(self, experiment: Experiment, client: int) -> tuple[Tensor, tuple[bool, ...]]:
+        """All inputs of this client as they are, also those of rows that are held out, and which
+        of them are numbers (`fafed.data.normalise`)."""
+        if not self.data.share:
+            source, *_ = open_data([self.data.examples()])
+            return inputs_of(source), self.data.rules().numbers()
+        changes = {"normalise": None, "validation": 0.0, "client_test": 0.0}
+        plain = experiment.data.model_copy(update=changes)
+        found = shard(experiment.model_copy(update={"data": plain})).source
+        rules = datasets.Table.from_dict(experiment.data.table)
+        inputs = inputs_of(found)
+        assert isinstance(found, Examples)
+        return inputs[torch.from_numpy(found.parts[client])], rules.numbers()
+
+    def load(
+        self,
+        experiment: Experiment,
+        client: int,
+        clients: int,
+        normalisation: Normalisation | None = None,
+    ) -> SiloData:
+        """The data of this client. Without a normalisation, inputs are as they are."""
         if self.data.share:
-            shards = shard(experiment)
+            if normalisation is None:
+                plain = experiment.data.model_copy(update={"normalise": None})
+                experiment = experiment.model_copy(update={"data": plain})
+            shards = shard(experiment, normalisation)
             if len(shards.source.examples) != clients:
                 raise ConfigError(
                     f"the experiment's data has {len(shards.source.examples)} clients, but there "
@@ -200,6 +228,9 @@ class Site(Part):
             count = sum(one.size for one in shared()) if shared else 0
             return SiloData(shards.source, shards.text, shared, count)
         source, *_ = open_data([self.data.examples()], **sizes(experiment))
+        if normalisation is not None:
+            check_far(inputs_of(source), normalisation)
+            source = normalised(source, normalisation)
         (n,) = source.examples
         rows, _ = held_out(n, experiment.data.validation, experiment.seed + client)
         share = self.evaluate.share or experiment.data.client_test

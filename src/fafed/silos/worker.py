@@ -24,6 +24,7 @@ from fafed import __version__, files
 from fafed.core import tree
 from fafed.core.algorithm import AnyAlgorithm, Exchange, HasX, exchanges_of_round
 from fafed.data.checks import check_labels, check_numbers
+from fafed.data.normalise import Normalisation, inputs_of
 from fafed.data.sources.base import Source
 from fafed.engines.base import ClientState, NotFinite
 from fafed.engines.client import Oracle, Visit, check, visit
@@ -35,7 +36,7 @@ from fafed.objectives.base import Memory
 from fafed.objectives.module import Model
 from fafed.privacy.refusal import Over
 from fafed.privacy.refusal import Refused as NoSum
-from fafed.silos import final_model, memory, messages, payload
+from fafed.silos import column_sums, final_model, memory, messages, payload
 from fafed.silos.audit import Audit, logged
 from fafed.silos.limits import Budget, Refusal
 from fafed.silos.messages import EMPTY, Content, ExchangeId, Facts, Message, Packed, Refused
@@ -58,6 +59,7 @@ class RunPlan(NamedTuple):
     experiment: Facts
     client: int
     clients: int
+    normalisation: Normalisation | None = None  # of the inputs; None: not known yet, or none
 
 
 class Part(NamedTuple):
@@ -158,6 +160,7 @@ class Worker:
                 "hello": self._hello,
                 "visit": self._visit,
                 "measure": self._measure,
+                column_sums.KIND: self._sums,
                 final_model.KIND: self._final,
                 "masked": self._masked,
                 **{step: functools.partial(self._step, step) for step in SMALL_STEPS},
@@ -193,12 +196,18 @@ class Worker:
     ) -> tuple[str, Facts, Packed]:
         messages.read(request, place, {"hello": {}}, self.site.limit)
         plan = _plan(facts)
+        self._check_normalisation(place.run, plan)
         part = self.loaded(place.run, plan)
         if part.private is not None:
             part.private.check_plan()
-        written = [json.dumps(plan._asdict()).encode()]
-        files.write(self._folder(place.run) / "plan.json", written, private=True)
+        written = plan._asdict()
+        if plan.normalisation is not None:
+            written["normalisation"] = plan.normalisation.to_dict()
+        content = [json.dumps(written).encode()]
+        files.write(self._folder(place.run) / "plan.json", content, private=True)
         share = self.site.data.share
+        wanted = part.experiment.data.normalise is not None
+        inputs = {"inputs": inputs_of(part.source).shape[1]} if wanted else {}
         return (
             "welcome",
             {
@@ -207,10 +216,38 @@ class Worker:
                 "epoch_steps": part.source.epoch_steps if share else None,
                 "sends": list(part.sends),
                 "fafed": __version__,
+                **inputs,
                 **part.spent,
             },
             EMPTY,
         )
+
+    def _check_normalisation(self, run: str, plan: RunPlan) -> None:
+        """Inputs are normalised by the same numbers as long as a run lasts."""
+        if not (self.site.folder / "runs" / run / "plan.json").is_file():
+            return
+        before = self._known(run).normalisation
+        if before not in (None, plan.normalisation):
+            raise Refused("it changes the normalisation that the run has begun with")
+
+    def _sums(self, request: Message, place: ExchangeId, facts: Facts) -> tuple[str, Facts, Packed]:
+        """The sums of this silo's columns, in an open run."""
+        part = self._part(place.run)
+        if part.experiment.privacy_options().secure:
+            raise Refused("this run has secure aggregation: the silo's sums do not leave open")
+        return column_sums.KIND, {}, messages.pack((self._own_sums(request, place, part, "sums"),))
+
+    def _own_sums(self, request: Message, place: ExchangeId, part: Part, kind: str) -> Tensor:
+        experiment, client = part.experiment, part.plan.client
+        if experiment.data.normalise is None or part.plan.normalisation is not None:
+            raise Refused("this run asks for no sums of columns, or has them already")
+        if not self.site.data.share:
+            self.site.limits.check_column_sums(experiment)
+        inputs = inputs_of(part.source).shape[1]
+        centre = column_sums.asked_for(request, place, kind, inputs, self.site.limit)
+        if not self.site.data.share:
+            self.budget.spend(place.run, 1.0, self.site.limits)
+        return column_sums.own_sums(place, *self.site.rows(experiment, client), centre)
 
     def _measure(
         self, request: Message, place: ExchangeId, facts: Facts
@@ -272,9 +309,13 @@ class Worker:
         from fafed.silos.secure.task import silo_encoder, task
 
         part = self._secure_part(place.run)
-        _, client, clients = part.plan
+        client, clients = part.plan.client, part.plan.clients
         body = messages.glance(request.head)["sha256"]  # it is checked when the numbers are read
         self.sums.check_task(place, task(part.experiment, clients, body, facts))
+        if place.round == 0:
+            limbs = self._own_sums(request, place, part, "masked")
+            bits = part.experiment.privacy_options().bits
+            return "masked", {}, messages.pack((column_sums.masked(self.sums, limbs, bits, facts),))
         encoder = silo_encoder(
             part.experiment,
             self._algorithm(place.run, part, facts),
@@ -301,6 +342,8 @@ class Worker:
 
     def _worked(self, request: Message, place: ExchangeId, facts: Facts, part: Part) -> Worked:
         """Run the client on what the server has sent."""
+        if (part.experiment.data.normalise is None) != (part.plan.normalisation is None):
+            raise Refused("this silo has not been told how inputs are normalised")
         algorithm = self._algorithm(place.run, part, facts)
         exchange = _exchange(algorithm, part.experiment, place, facts.get("opening"))
         like = (_sent(algorithm, exchange, part.goal.x0), part.goal.start().buffers)
@@ -346,7 +389,15 @@ class Worker:
         if not self.site.model.keep:
             raise Refusal("this silo does not want the model: its file has keep = false")
         part, folder = self._part(place.run), self._folder(place.run)
-        final_model.keep(request, place, part.experiment, part.goal, folder, self.site.limit)
+        final_model.keep(
+            request,
+            place,
+            part.experiment,
+            part.goal,
+            folder,
+            self.site.limit,
+            part.plan.normalisation,
+        )
         return final_model.ANSWER, {}, EMPTY
 
     def _check_start(
@@ -382,7 +433,9 @@ class Worker:
             if experiment.privacy_options().secure:
                 _ = self.sums  # a silo that cannot take part says so now
             torch.set_num_threads(experiment.threads)
-            found = self.site.load(experiment, plan.client, plan.clients)
+            if not self.site.data.share:
+                self.site.limits.check_column_sums(experiment)
+            found = self.site.load(experiment, plan.client, plan.clients, plan.normalisation)
             model_options.check_inputs(experiment, found.source)
             model_options.check_outputs(experiment, found.source, plan.client)
             goal = assemble.model(experiment, text=found.text)
@@ -475,7 +528,7 @@ def _plan(facts: Facts) -> RunPlan:
     experiment = facts.get("experiment")
     if client >= clients or not isinstance(experiment, dict):
         raise Refused(f"client {client} of {clients} and its experiment make no plan")
-    return RunPlan(experiment, client, clients)
+    return RunPlan(experiment, client, clients, column_sums.told(facts))
 
 
 def _exchange(
