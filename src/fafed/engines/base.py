@@ -26,6 +26,7 @@ class ClientState(NamedTuple):
 
     local: Tree
     hidden: Tree  # of a recurrent model
+    owed: Tree = ()  # what compression has left out of its messages: `fafed.engines.wire`
 
 
 class Snapshot(NamedTuple):
@@ -40,6 +41,7 @@ class Engine(ABC):
 
     ranks: Ranks | None = None  # the processes of the run, if there are several
     undoes: bool = True  # whether a failed round leaves the clients unchanged
+    nothing_owed: Tree = ()  # what a client owes that takes part for the first time
 
     @property
     @abstractmethod

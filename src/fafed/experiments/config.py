@@ -42,6 +42,7 @@ from fafed.files import Json
 
 if TYPE_CHECKING:
     from fafed.core.algorithm import AnyAlgorithm
+    from fafed.core.wire import Wire
     from fafed.privacy.options import Privacy
 
 FULL = Literal["full"]
@@ -120,6 +121,7 @@ class Experiment(Part):
     loss: str = "auto"  # cross_entropy, mse, or "module:function"
     metrics: list[str] = ["accuracy"]  # of `fafed.metrics`, or "module:name"
     privacy: dict[str, Any] = {}  # see `help(fafed.Privacy)`
+    wire: dict[str, Any] = {}  # see `help(fafed.Wire)`
     baseline: Literal["local", "pooled"] | None = None  # to compare with: docs/evaluation.md
     data: Data
     model: Named
@@ -260,8 +262,9 @@ class Experiment(Part):
         """Refuse errors that can be found without loading data."""
         from fafed.algorithms import ALGORITHMS
         from fafed.data import DATASETS, Table, partition
+        from fafed.training.build import check_wire
 
-        self.privacy_options()
+        check_wire(self.wire_options(), self.privacy_options(), self.baseline)
         Table.from_dict(self.data.table)
         if self.python:  # the code has made the objects that the names stand for
             return
@@ -287,6 +290,11 @@ class Experiment(Part):
         from fafed.privacy.options import Privacy
 
         return Privacy.from_dict(self.privacy)
+
+    def wire_options(self) -> Wire | None:
+        from fafed.core.wire import Wire
+
+        return Wire.from_dict(self.wire)
 
     def algorithm_object(self, epoch_steps: int) -> AnyAlgorithm:
         return self._algorithm(self.algorithm.name, self.algorithm.options, epoch_steps)

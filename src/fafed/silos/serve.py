@@ -14,6 +14,7 @@ from torch import Tensor
 from fafed import data as datasets
 from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.records import Record
+from fafed.engines.wire import wiring_of
 from fafed.errors import FAULTS, ConfigError
 from fafed.experiments import assemble, model_options
 from fafed.experiments.assemble import Prepared, Shards
@@ -105,6 +106,14 @@ def serve(
                 epoch_steps=known["epoch_steps"],
                 bounds=bounds,
                 sends=known.get("sends", ()),
+                wiring=wiring_of(
+                    experiment.wire_options(),
+                    algorithm,
+                    goal.x0,
+                    seed=experiment.seed,
+                    steps=experiment.local_steps,
+                    population=len(known["silos"]),
+                ),
             )
 
         tried = _tried(found, goal, shards.measured, measure)
@@ -122,6 +131,7 @@ def serve(
             measure_every=experiment.eval_every,
             check_state=True,
             privacy=experiment.privacy_options(),
+            wire=experiment.wire_options(),
         )
         if known.get("sends"):
             run.measure = _with_silos(tried, cast(Silos, run.engine))

@@ -9,6 +9,7 @@ from typing import Any
 from fafed.core.algorithm import Algorithm, AnyAlgorithm
 from fafed.core.arguments import checked
 from fafed.core.plain import number, plain
+from fafed.core.wire import Wire
 from fafed.data.checks import check_labels, check_numbers, check_sizes
 from fafed.data.sources.base import Source
 from fafed.data.sources.examples import Shuffled
@@ -48,6 +49,7 @@ def build(
     threads: int = 1,
     ranks: Ranks | None = None,
     privacy: Privacy | None = None,
+    wire: Wire | None = None,
     baseline: str | None = None,
     check_state: bool = False,
 ) -> Run:
@@ -61,6 +63,7 @@ def build(
     check_algorithm(algorithm)
     rounds, local_steps = checked("rounds", rounds), checked("local_steps", local_steps)
     privacy = privacy or Privacy()
+    check_wire(wire, privacy, baseline)
     budget = None
     cohort = partial(Cohort, participation=participation, failure=failure, seed=seed)
     if privacy.secure:
@@ -132,6 +135,7 @@ def build(
             threads=threads,
             encoding=privacy.encoding() if privacy.secure and noise is None else None,
             noise=noise,
+            wire=wire,
             seed=seed,
         )
         made = simulation if ranks is None else Distributed(simulation, ranks)
@@ -172,6 +176,27 @@ def check_secure(cohort: Cohort) -> None:
                 f"privacy.secure: a secure sum needs at least {LEAST_SILOS} clients, round {round} "
                 f"has {len(cohort.invited(round))}: use more clients, or a higher participation"
             )
+
+
+def check_wire(wire: object, privacy: Privacy, baseline: str | None) -> None:
+    """Refuse compression where it cannot be had."""
+    if wire is None:
+        return
+    if not isinstance(wire, Wire):
+        raise ConfigError(f"wire must be an object such as fafed.Wire('int8'), got {wire!r}")
+    told = f"wire = {wire.up!r}"
+    if privacy.secure:
+        raise ConfigError(
+            f"{told} cannot be had with privacy.secure: secure sums add integers of 64 or 32 bits; "
+            "leave out wire, and take privacy.bits = 32 for shorter messages"
+        )
+    if privacy.level == "client":
+        raise ConfigError(
+            f"{told} cannot be had with privacy.level = 'client': the noise is for whole messages "
+            "that are clipped; leave one of them out"
+        )
+    if baseline is not None:
+        raise ConfigError(f"{told} does nothing in baseline = {baseline!r}: leave one of them out")
 
 
 def check_algorithm(algorithm: object) -> None:
