@@ -262,7 +262,7 @@ class Experiment(Part):
         """Refuse errors that can be found without loading data."""
         from fafed.algorithms import ALGORITHMS
         from fafed.data import DATASETS, Table, partition
-        from fafed.training.build import check_wire
+        from fafed.privacy.options import check_wire
 
         check_wire(self.wire_options(), self.privacy_options(), self.baseline)
         Table.from_dict(self.data.table)

@@ -22,7 +22,7 @@ from fafed.objectives import module as objectives
 from fafed.objectives.base import Objective
 from fafed.objectives.function import Function
 from fafed.privacy.clients import ClientNoise
-from fafed.privacy.options import LEAST_SILOS, Privacy, quorum
+from fafed.privacy.options import LEAST_SILOS, Privacy, check_wire, quorum
 from fafed.training.baselines import Alone, check_baseline, pooled
 from fafed.training.cohort import Cohort, Participation
 from fafed.training.loop import Run
@@ -176,27 +176,6 @@ def check_secure(cohort: Cohort) -> None:
                 f"privacy.secure: a secure sum needs at least {LEAST_SILOS} clients, round {round} "
                 f"has {len(cohort.invited(round))}: use more clients, or a higher participation"
             )
-
-
-def check_wire(wire: object, privacy: Privacy, baseline: str | None) -> None:
-    """Refuse compression where it cannot be had."""
-    if wire is None:
-        return
-    if not isinstance(wire, Wire):
-        raise ConfigError(f"wire must be an object such as fafed.Wire('int8'), got {wire!r}")
-    told = f"wire = {wire.up!r}"
-    if privacy.secure:
-        raise ConfigError(
-            f"{told} cannot be had with privacy.secure: secure sums add integers of 64 or 32 bits; "
-            "leave out wire, and take privacy.bits = 32 for shorter messages"
-        )
-    if privacy.level == "client":
-        raise ConfigError(
-            f"{told} cannot be had with privacy.level = 'client': the noise is for whole messages "
-            "that are clipped; leave one of them out"
-        )
-    if baseline is not None:
-        raise ConfigError(f"{told} does nothing in baseline = {baseline!r}: leave one of them out")
 
 
 def check_algorithm(algorithm: object) -> None:
