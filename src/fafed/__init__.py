@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from fafed.core import schedules
     from fafed.core.algorithm import Algorithm
     from fafed.core.records import History, Record
+    from fafed.core.wire import Wire
     from fafed.errors import ConfigError, DataError, FafedError
     from fafed.experiments.api import start, train
     from fafed.experiments.model_file import load
@@ -107,6 +108,7 @@ __all__ = [
     "Run",
     "SuperAdam",
     "Training",
+    "Wire",
     "compare",
     "load",
     "metrics",
@@ -119,6 +121,7 @@ _MODULES = {"metrics": "objectives.metrics", "schedules": "core.schedules"}
 _HOMES = {
     "core.algorithm": ["Algorithm"],
     "core.records": ["History", "Record"],
+    "core.wire": ["Wire"],
     "errors": ["ConfigError", "DataError", "FafedError"],
     "experiments.model_file": ["load"],
     "objectives.function": ["Function"],

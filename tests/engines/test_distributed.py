@@ -15,10 +15,12 @@ import torch
 from on_ranks import ROUNDS, SAVED, STEPS, cases, plain, secure_cases
 from problem import Problem
 
+import fafed
 from fafed import Mime
 from fafed.experiments import checkpoint
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "on_ranks.py"
+FAFED = Path(fafed.__file__).parents[1]  # the processes test the same one
 
 
 @contextlib.contextmanager
@@ -31,7 +33,7 @@ def started(ranks, case, folder):
         "WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
-        "PYTHONPATH": str(SCRIPT.parent.parent),
+        "PYTHONPATH": os.pathsep.join([str(SCRIPT.parent.parent), str(FAFED)]),
     }
     command = [sys.executable, "-W", "error", str(SCRIPT), case, str(folder)]
     processes = [

@@ -16,7 +16,7 @@ from modules import Assigned, batch
 from problem import Problem
 from torch.nn import functional as F
 
-from fafed import ALGORITHMS, STEM, DataError, Diverged, FedPD, Mime
+from fafed import ALGORITHMS, STEM, DataError, Diverged, FedPD, Mime, Wire
 from fafed.core import tree
 from fafed.data.sources.examples import examples_of
 from fafed.engines import distributed
@@ -53,6 +53,8 @@ def cases(ranks):
     yield "silent rounds", FedPD(0.05, every=2, oracle="II"), Problem(ranks - 1), {}
     yield "buffers and hidden states", STEM(0.05), Recurrent(), {"participation": 0.5}
     yield "assigned buffers and ignored labels", STEM(0.05), Ignoring(), {}
+    for wire in (Wire("int8"), Wire("topk", share=0.4)):  # with three ranks, one has no clients
+        yield f"compressed {wire.up}", make("fafed"), Problem(2), {"wire": wire}
 
 
 def secure_cases(ranks):

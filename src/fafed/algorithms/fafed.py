@@ -35,9 +35,9 @@ import torch
 from torch import Tensor
 
 from fafed.algorithms._momentum import add_server_momentum, server_momentum
-from fafed.core import tree
 from fafed.core.algorithm import Algorithm, Exchange, RoundInfo, counter
 from fafed.core.batch import Batches
+from fafed.core.codes import Code, Powers, from_powers, to_powers
 from fafed.core.gradient import Grad, StormPoint, StormSettings
 from fafed.core.hyper import Rule, above, at_least, between, hyper, one_of, sizes, switch
 from fafed.core.schedules import Rate, along, at
@@ -281,12 +281,11 @@ class FAFED(Algorithm[Shared, Down, Local, Message]):
         the theory asks of it."""
         if self.v_bits == 32:
             return v
-        quarters = (4 * v.log2()).round().clamp(max=94)  # -160 to 94: 255 powers, and 0
-        return torch.where(v < 2.0**-40, 0.0, torch.exp2(quarters / 4))
+        return torch.where(v.isnan(), v, from_powers(to_powers(v), v.dtype))
 
-    def message_bytes(self, message: Estimate | Message) -> int:
-        spared = message.v.element_size() - 1 if self.v_bits == 8 else 0
-        return tree.nbytes(message) - spared * message.v.numel()
+    @property
+    def coded(self) -> Mapping[str, Code]:
+        return {"v": Powers()} if self.v_bits == 8 else {}
 
     def bind_model(self, shapes: Sequence[Sequence[int]]) -> Self:
         if self.adaptivity == "block" and not self.blocks:

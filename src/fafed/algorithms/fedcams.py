@@ -5,7 +5,7 @@ messages and error feedback.
     D = mean_i C(s_i), then the server of FedAMS
 
     sign       C(s) = (|s|_1 / d) sign(s), sign(0) = 1     d bits and one number
-    topk       the k largest |s_j|, lower j first          k numbers and k places of log2 d bits
+    topk       the k largest |s_j|, lower j first          k numbers and their places
     identity   C(s) = s: FedAMS
 
 C acts on the whole flat vector. Bytes up are counted after compression. What the server sends down
@@ -14,6 +14,7 @@ is not compressed. FedAMS's functions do the rest.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -24,6 +25,7 @@ from torch import Tensor
 from fafed.algorithms.fedopt import Down, FedAMS, Message, SharedAMS
 from fafed.core.algorithm import Algorithm, RoundInfo
 from fafed.core.batch import Batches
+from fafed.core.codes import Code, Signs, TopK, largest
 from fafed.core.gradient import Grad
 from fafed.core.hyper import Rule, above, between, hyper, one_of, switch
 from fafed.core.schedules import Rate
@@ -96,24 +98,17 @@ class FedCAMS(Algorithm[SharedAMS, Down, Local, Message]):
                 size = s.abs().mean()
                 return torch.where(s >= 0, size, -size)
             case "topk":
-                k, height = self.k(len(s)), s.abs()
-                least = height.topk(k).values[-1]
-                larger, equal = height > least, height == least
-                room = k - larger.sum()  # torch's topk picks any of equal numbers
-                return torch.where(larger | (equal & (equal.cumsum(0) <= room)), s, 0.0)
+                k = TopK(self.fraction).count(len(s))
+                return torch.where(largest(s[None], k)[0], s, 0.0)
             case _:
                 return s
 
-    def k(self, d: int) -> int:
-        return max(1, round(self.fraction * d))
-
-    def message_bytes(self, message: Message) -> int:
-        d, number = message.delta.numel(), 8 * message.delta.element_size()
+    @property
+    def coded(self) -> Mapping[str, Code]:
         match self.compressor:
             case "sign":
-                bits = d + number
+                return {"delta": Signs()}
             case "topk":
-                bits = self.k(d) * (number + (d - 1).bit_length())
+                return {"delta": TopK(self.fraction, exact=True)}
             case _:
-                bits = d * number
-        return -(-bits // 8)
+                return {}

@@ -1,4 +1,4 @@
-"""Means that need more of a client's answer than its message: secure sums, and private ones."""
+"""Means that do more with a client's answer than add it up: secure, private and compressed ones."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from fafed.core.tree import Tree
 from fafed.engines.base import Sent
 from fafed.engines.mean import Mean
 
@@ -21,10 +22,13 @@ class Answers(NamedTuple):
     has_loss: Tensor
     evaluations: int  # of each client
     samples: int
+    owed: Tree = ()  # what compression has left out of earlier messages
 
 
 class AnsweredMean(Mean[Sent], ABC):
     """A back end gives it the answers of a group. The engine merges the groups."""
+
+    owed: Tree = ()  # by the clients that have answered last, one entry per client
 
     @abstractmethod
     def for_group(self, clients: Sequence[int]) -> AnsweredMean:

@@ -26,6 +26,7 @@ class ClientState(NamedTuple):
 
     local: Tree
     hidden: Tree  # of a recurrent model
+    owed: Tree = ()  # what compression has left out of its messages: `fafed.engines.wire`
 
 
 class Snapshot(NamedTuple):
@@ -44,6 +45,7 @@ class Engine(ABC):
     # max_epsilon with which enough of them can make one more round
     epsilon: float = 0.0
     next_epsilon: float = 0.0
+    nothing_owed: Tree = ()  # what a client owes that takes part for the first time
 
     @property
     @abstractmethod

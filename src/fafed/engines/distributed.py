@@ -37,6 +37,7 @@ class Distributed(Engine):
     def __init__(self, simulation: Simulation, ranks: Ranks) -> None:
         self.simulation = simulation
         self.ranks: Ranks = ranks
+        self.nothing_owed = simulation.nothing_owed
         self.nobody: Tree | None = None  # local state of the client that is none, within a round
 
     @property
@@ -182,6 +183,12 @@ class Distributed(Engine):
         if self.simulation.noise is not None:
             sums.mean = self.simulation.private_mean(self.simulation.noise, exchange, down, step)
             return sums
+        if self.simulation.wiring is not None:
+            wiring = self.simulation.wiring
+            own = self.simulation.wire_mean(wiring, down, buffers, step, opening)
+            own.start((message, buffers))
+            sums.mean, sums.up = own, own.nbytes
+            return sums
         sums.mean.add(tree.map(torch.zeros_like, (message, buffers)), 0.0)
         return sums
 
@@ -235,8 +242,8 @@ class Distributed(Engine):
 
     def _received(self, source: int) -> Iterator[tuple[int, ClientState]]:
         x = self.objective.x0
-        new = ClientState(self.simulation.task.algorithm.join(x), ())
-        carrying = ClientState(new.local, self.objective.hidden_like())
+        new = ClientState(self.simulation.task.algorithm.join(x), (), self.nothing_owed)
+        carrying = new._replace(hidden=self.objective.hidden_like())
         while True:
             note, leaves = self.ranks.receive(source)
             if not note:

@@ -11,6 +11,7 @@ from torch import Tensor
 from fafed.core import tree
 from fafed.core.algorithm import AnyAlgorithm, Exchange, HasX
 from fafed.core.tree import Tree
+from fafed.core.wire import Wire
 from fafed.data.sources.base import Source
 from fafed.engines import backends
 from fafed.engines.answered import AnsweredMean
@@ -19,6 +20,7 @@ from fafed.engines.encoded import ATTEMPTS, Encoded, EncodedMean
 from fafed.engines.mean import Mean
 from fafed.engines.private_mean import PrivateMean, visit_without_data
 from fafed.engines.states import ClientStates, Row
+from fafed.engines.wire import WireMean, Wiring
 from fafed.engines.worker_pool import WorkerPool
 from fafed.kernels.malloc import return_memory
 from fafed.objectives.base import Objective
@@ -54,13 +56,20 @@ class Simulation(Engine):
         threads: int = 1,
         encoding: Encoding | None = None,
         noise: ClientNoise | None = None,
+        wire: Wire | None = None,
         seed: int = 0,
     ) -> None:
         """encoding: messages are added as integers. The seed decides their stochastic rounding.
-        noise: messages are clipped, and their mean is private for every client."""
+        noise: messages are clipped, and their mean is private for every client.
+        wire: messages are compressed."""
         self.task = backends.Task(algorithm, objective, source, list(weights), steps)
         self.backend = backends.choose(engine, self.task)
-        self.kept = ClientStates(algorithm, self.population, objective.x0)
+        self.wiring: Wiring | None = None
+        if wire is not None:
+            about: dict[str, int] = {"seed": seed, "steps": steps, "population": self.population}
+            self.wiring = Wiring(wire, algorithm, objective.x0, **about)
+            self.nothing_owed = self.wiring.nothing_owed(objective.x0)
+        self.kept = ClientStates(algorithm, self.population, objective.x0, self.nothing_owed)
         self.undoes = self.kept.undoes
         self.worker_pool = WorkerPool(workers, threads)
         self.place = 0  # of the exchange in its round
@@ -122,6 +131,8 @@ class Simulation(Engine):
             sums.mean = EncodedMean(self.encoded.encoder(step, opening), buffers)
         elif self.noise is not None:
             sums.mean = self.private_mean(self.noise, exchange, down, step)
+        elif self.wiring is not None:
+            sums.mean = self.wire_mean(self.wiring, down, buffers, step, opening)
         large = tree.nbytes(self.objective.x0) >= LARGE_BYTES
         jobs = [
             partial(
@@ -165,6 +176,11 @@ class Simulation(Engine):
         key = f"{step} {self.place}"
         return PrivateMean(noise, reference, algorithm.squares, self.invited, key)
 
+    def wire_mean(
+        self, wiring: Wiring, down: HasX, buffers: tuple[Tensor, ...], step: int, opening: bool
+    ) -> WireMean:
+        return WireMean(wiring.channel(down, step, opening), self.task.weights, buffers)
+
     def too_large(self, sums: Sums) -> bool:
         """Whether the exchange must be made again, with larger bounds of its messages."""
         return self.encoded is not None and self.encoded.too_large(_encoded(sums))
@@ -197,14 +213,19 @@ class Simulation(Engine):
     def commit(self) -> None:
         self.kept.commit()
         self.place = 0
-        if self.encoded is not None:
-            self.encoded.commit()
+        for memory in self.memories:
+            memory.commit()
 
     def rollback(self) -> None:
         self.kept.rollback()
         self.place = 0
-        if self.encoded is not None:
-            self.encoded.rollback()
+        for memory in self.memories:
+            memory.rollback()
+
+    @property
+    def memories(self) -> list[Encoded | Wiring]:
+        """What the server remembers of messages from round to round."""
+        return [memory for memory in (self.encoded, self.wiring) if memory is not None]
 
     def close(self) -> None:
         self.task.source.close()
@@ -215,12 +236,15 @@ class Simulation(Engine):
         return self.kept.read()
 
     def snapshot(self) -> Snapshot:
-        return Snapshot(self.states, {} if self.encoded is None else self.encoded.notes())
+        notes: dict[str, list[int | str]] = {}
+        for memory in self.memories:
+            notes |= memory.notes()
+        return Snapshot(self.states, notes)
 
     def restore(self, snapshot: Snapshot) -> None:
         self.kept.write(snapshot.states)
-        if self.encoded is not None:
-            self.encoded.restore(snapshot.notes)
+        for memory in self.memories:
+            memory.restore(snapshot.notes)
 
 
 def _encoded(sums: Sums) -> EncodedMean:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fafed.core import tree
 from fafed.core.algorithm import AnyAlgorithm
+from fafed.core.tree import Tree
 from fafed.engines.base import ClientState
 from fafed.errors import FafedError
 
@@ -33,11 +34,15 @@ class ClientStates:
     and a failed round ends the run.
     """
 
-    def __init__(self, algorithm: AnyAlgorithm, population: int, x0: Tensor) -> None:
+    def __init__(
+        self, algorithm: AnyAlgorithm, population: int, x0: Tensor, owed: Tree = ()
+    ) -> None:
+        """owed: by a client that has not taken part yet."""
         self.algorithm = algorithm
+        self.owed = owed
         self.kept: list[Row | None] = [None] * population
         self.pending: dict[int, Row] = {}
-        self.undoes = population * tree.nbytes(algorithm.join(x0)) <= UNDO_BYTES
+        self.undoes = population * tree.nbytes((algorithm.join(x0), owed)) <= UNDO_BYTES
         self.changed = self.spoilt = False
 
     # One round.
@@ -81,7 +86,7 @@ class ClientStates:
 
     def of_client(self, client: int, x: Tensor) -> ClientState:
         kept = self._row(client)
-        return ClientState(self.algorithm.join(x), ()) if kept is None else kept.state()
+        return self._new(x) if kept is None else kept.state()
 
     def has_hidden(self, client: int) -> bool:
         kept = self._row(client)
@@ -92,8 +97,7 @@ class ClientStates:
         kept = [self._row(client) for client in group]
         first = kept[0]
         if all(k is None for k in kept):
-            new = ClientState(self.algorithm.join(x), ())
-            return tree.map(lambda leaf: leaf.expand(len(group), *leaf.shape), new)
+            return tree.map(lambda leaf: leaf.expand(len(group), *leaf.shape), self._new(x))
         if first is not None and all(
             k is not None and k.stacked is first.stacked and k.row == row
             for row, k in enumerate(kept)
@@ -102,6 +106,9 @@ class ClientStates:
             if not leaves or len(leaves[0]) == len(group):
                 return first.stacked
         return tree.stack([self.of_client(client, x) for client in group])
+
+    def _new(self, x: Tensor) -> ClientState:
+        return ClientState(self.algorithm.join(x), (), self.owed)
 
     def _row(self, client: int) -> Row | None:
         return self.pending.get(client) or self.kept[client]

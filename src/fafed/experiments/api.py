@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.arguments import checked_all
 from fafed.core.schedules import Rate
+from fafed.core.wire import Wire
 from fafed.data.checks import check_measured
 from fafed.data.loading import open_data, steps_of_round
 from fafed.data.sources.examples import BatchSize
@@ -72,6 +73,7 @@ def start(
     weight_decay: float = 0.0,
     sam: float = 0.0,
     privacy: Privacy | None = None,
+    wire: Wire | None = None,
     eval_every: int = 1,
     eval_batch_size: int | None = None,
     baseline: str | None = None,
@@ -141,6 +143,7 @@ def start(
     sam: above 0, gradients are sharpness-aware with this radius, at twice the cost: FedAvg is then
         FedSAM, FedCM MoFedSAM, and SCAFFOLD FedGamma.
     privacy: `fafed.Privacy(...)`; see `help(fafed.Privacy)`.
+    wire: `fafed.Wire("int8")` compresses what clients send; see `help(fafed.Wire)`.
     eval_every: evaluate every so many rounds, and after the last one.
     eval_batch_size: examples in one forward pass of an evaluation: 1000, or 50 for mappings and
         for a Dataset that is read batch by batch.
@@ -223,6 +226,7 @@ def start(
             workers=workers,
             threads=threads,
             privacy=privacy,
+            wire=wire,
             baseline=baseline,
         )
         if measure is not None:

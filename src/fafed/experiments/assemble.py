@@ -122,6 +122,7 @@ def prepare(
         threads=threads,
         ranks=ranks,
         privacy=experiment.privacy_options(),
+        wire=experiment.wire_options(),
         baseline=experiment.baseline,
     )
     if measure is not None:

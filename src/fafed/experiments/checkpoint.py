@@ -232,7 +232,8 @@ def load(run: Run, path: Path, *digests: str) -> dict[str, Tensor]:
         local = run.algorithm.join(shared.x)
         for i in header["clients"]:
             carried = any(name.startswith(f"client.{i}.hidden") for name in tensors)
-            keeps = ClientState(local, engine.objective.hidden_like() if carried else ())
+            hidden = engine.objective.hidden_like() if carried else ()
+            keeps = ClientState(local, hidden, engine.nothing_owed)
             states[i] = tree.unflatten(keeps, tensors, f"client.{i}")
     except KeyError as cause:
         raise CheckpointError(

@@ -43,6 +43,7 @@ from fafed.files import Json
 
 if TYPE_CHECKING:
     from fafed.core.algorithm import AnyAlgorithm
+    from fafed.core.wire import Wire
     from fafed.privacy.options import Privacy
 
 FULL = Literal["full"]
@@ -124,6 +125,7 @@ class Experiment(Part):
     loss: str = "auto"  # cross_entropy, mse, or "module:function"
     metrics: list[str] = ["accuracy"]  # of `fafed.metrics`, or "module:name"
     privacy: dict[str, Any] = {}  # see `help(fafed.Privacy)`
+    wire: dict[str, Any] = {}  # see `help(fafed.Wire)`
     baseline: Literal["local", "pooled"] | None = None  # to compare with: docs/evaluation.md
     data: Data
     model: Named
@@ -284,8 +286,10 @@ class Experiment(Part):
         """Refuse errors that can be found without loading data."""
         from fafed.algorithms import ALGORITHMS
         from fafed.data import DATASETS, Table, partition
+        from fafed.privacy.options import check_wire
 
         privacy = self.privacy_options()
+        check_wire(self.wire_options(), privacy, self.baseline)
         Table.from_dict(self.data.table)
         if self.data.normalise and privacy.level is not None:
             raise ConfigError(
@@ -317,6 +321,11 @@ class Experiment(Part):
         from fafed.privacy.options import Privacy
 
         return Privacy.from_dict(self.privacy)
+
+    def wire_options(self) -> Wire | None:
+        from fafed.core.wire import Wire
+
+        return Wire.from_dict(self.wire)
 
     def algorithm_object(self, epoch_steps: int) -> AnyAlgorithm:
         return self._algorithm(self.algorithm.name, self.algorithm.options, epoch_steps)

@@ -27,6 +27,7 @@ from fafed.core import tree
 from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.run_data import flatten, show
 from fafed.core.schedules import NAMED, Schedule
+from fafed.core.wire import Wire
 from fafed.data.sources.examples import Examples
 from fafed.data.sources.lazy import Lazy, LazyPart
 from fafed.data.sources.tensors import Columns
@@ -70,7 +71,7 @@ def describe(
         if name in _OBJECTS or value is None:
             continue
         if name in Experiment.model_fields and not callable(value):
-            content[name] = value.to_dict() if isinstance(value, Privacy) else _listed(value)
+            content[name] = value.to_dict() if isinstance(value, Privacy | Wire) else _listed(value)
         elif name not in FREE:
             python[name] = described(value)
     for part, data in measured.items():

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from fafed.core.wire import Wire
 from fafed.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -138,6 +139,27 @@ class Privacy:
             if name not in known:
                 raise ConfigError(f"privacy.{name}: no such setting; {nearest(name, known)}")
         return cls(**table)  # type: ignore[arg-type]
+
+
+def check_wire(wire: object, privacy: Privacy, baseline: str | None) -> None:
+    """Refuse compression where it cannot be had."""
+    if wire is None:
+        return
+    if not isinstance(wire, Wire):
+        raise ConfigError(f"wire must be an object such as fafed.Wire('int8'), got {wire!r}")
+    told = f"wire = {wire.up!r}"
+    if privacy.secure:
+        raise ConfigError(
+            f"{told} cannot be had with privacy.secure: secure sums add integers of 64 or 32 bits; "
+            "leave out wire, and take privacy.bits = 32 for shorter messages"
+        )
+    if privacy.level == "client":
+        raise ConfigError(
+            f"{told} cannot be had with privacy.level = 'client': the noise is for whole messages "
+            "that are clipped; leave one of them out"
+        )
+    if baseline is not None:
+        raise ConfigError(f"{told} does nothing in baseline = {baseline!r}: leave one of them out")
 
 
 def _number(name: str, value: object) -> float:

@@ -111,8 +111,9 @@ Shapes = dict[str, tuple[tuple[int, ...] | None, torch.dtype]]  # None: any shap
 
 
 def pack(content: object) -> Packed:
-    """Large tensors are not copied: do not change them until the message has been sent."""
-    leaves = tree.flatten(content)
+    """A tree of tensors, or tensors by their names. Large ones are not copied: do not change them
+    until the message has been sent."""
+    leaves = dict(content) if isinstance(content, Mapping) else tree.flatten(content)
     table: list[list[str | list[int]]] = [
         [name, NAMES[leaf.dtype], list(leaf.shape)] for name, leaf in leaves.items()
     ]

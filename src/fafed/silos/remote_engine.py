@@ -23,6 +23,8 @@ from fafed.core.gradient import zero_grad
 from fafed.core.records import higher_is_better, summary
 from fafed.core.tree import Tree
 from fafed.engines.base import Counts, Engine, NotFinite, Reply, Sent, Snapshot, StateLost
+from fafed.engines.wire import Channel, Wiring
+from fafed.files import Json
 from fafed.objectives.base import Objective
 from fafed.silos import memory, messages
 from fafed.silos.bounds import Bounds, Guard
@@ -71,8 +73,12 @@ class Silos(Engine):
         epoch_steps: int,
         bounds: Bounds | None = None,
         sends: Sequence[Sequence[str]] = (),
+        wiring: Wiring | None = None,
     ) -> None:
-        """sends: the numbers about the server's model that each silo sends."""
+        """sends: the numbers about the server's model that each silo sends. wiring: how messages
+        are compressed; None: not at all."""
+        self.wiring = wiring
+        self.channel: Channel | None = None  # of the current exchange
         self.sends = {client: list(names) for client, names in enumerate(sends) if names}
         self.algorithm = algorithm
         self._objective = objective
@@ -129,16 +135,26 @@ class Silos(Engine):
         """States stay with the silos. A silo's state is valid only if its answer was accepted. The
         notes say which state is valid."""
         notes = {str(client): tag for client, tag in self.counted.items()}
+        if self.wiring is not None:
+            notes |= self.wiring.notes()
         return Snapshot([None] * self.population, notes)
 
     def restore(self, snapshot: Snapshot) -> None:
-        self.counted = {int(client): list(tag) for client, tag in snapshot.notes.items()}
+        notes = dict(snapshot.notes)
+        scales = notes.pop("scales", [])
+        if self.wiring is not None:
+            self.wiring.restore({"scales": scales})
+        self.counted = {int(client): list(tag) for client, tag in notes.items()}
 
     def commit(self) -> None:
         self.counted |= self.pending
+        if self.wiring is not None:
+            self.wiring.commit()
         self.rollback()
 
     def rollback(self) -> None:
+        if self.wiring is not None:
+            self.wiring.rollback()
         self.pending: dict[int, list[int | str]] = {}
         self.index = 0  # of the exchange in the round
         self.opening = False  # whether the round begins with the opening exchanges
@@ -156,19 +172,19 @@ class Silos(Engine):
         self.opening = opening
         down = exchange.send(shared)
         place = ExchangeId(self.run, step // self.steps + 1, self.index, self.attempt)
+        if self.wiring is not None:
+            self.channel = self.wiring.channel(down, step, opening)
         given = self._given(exchange, down, buffers, clients, place)
         self._enough(len(given), f"round {place.round}")
         self.pending = {c: [place.round, place.exchange, place.attempt] for c in given}
         self.index += 1
         weights = [self.weights[client] for client in given]
-        answers = [(one.message, one.buffers) for one in given.values()]
-        mean = memory.mean(answers, weights, self.mailbox.folder)
-        message, means = tree.map(lambda leaf: leaf.to(shared.x.device), mean)
+        message, means, up = self._mean(list(given.values()), weights, shared.x.device)
         losses = [(w, one.loss) for w, one in zip(weights, given.values(), strict=True)]
         without = [w for w, loss in losses if loss is None]
         counts = Counts(
             down=tree.nbytes((down, buffers)),
-            up=self.algorithm.message_bytes(answers[-1][0]) + tree.nbytes(answers[-1][1]),
+            up=up,
             loss=sum(w * loss for w, loss in losses if loss is not None),
             without_loss=len(without),
             without_weight=sum(without),
@@ -184,6 +200,23 @@ class Silos(Engine):
             units=self.units,
         )
         return reply._replace(answered=tuple(given))
+
+    def _mean(
+        self, given: Sequence[Given], weights: Sequence[float], device: torch.device
+    ) -> tuple[Tree, tuple[Tensor, ...], int]:
+        """The means of messages and buffers, and the bytes of one answer."""
+        folder, channel = self.mailbox.folder, self.channel
+        if channel is None:
+            answers = [(one.message, one.buffers) for one in given]
+            mean = tree.map(lambda leaf: leaf.to(device), memory.mean(answers, weights, folder))
+            return *mean, tree.nbytes(answers[-1])
+        arrived = []
+        for one in given:
+            stacked = tree.map(lambda leaf: leaf[None], one.message)
+            sizes = tree.take(channel.largest(stacked, 1), 0)
+            arrived.append((one.message, one.buffers, sizes))
+        whole = tree.map(lambda leaf: leaf.to(device), memory.mean(arrived, weights, folder))
+        return *channel.finish(whole), channel.nbytes() + tree.nbytes(arrived[-1][1])
 
     def _given(
         self,
@@ -242,7 +275,8 @@ class Silos(Engine):
         """Client -> reason, for answers that are too large for the mean."""
         if self.population == 1:
             return {}  # there is only one silo
-        answers = {client: (one.message, one.buffers) for client, one in given.items()}
+        whole = (lambda message: message) if self.channel is None else self.channel.whole
+        answers = {client: (whole(one.message), one.buffers) for client, one in given.items()}
         key = place.round == 1, place.exchange
         own = self.algorithm
         return self.guard.refused(key, answers, down, own.squares, own.products)
@@ -291,7 +325,13 @@ class Silos(Engine):
 
     def _request(self, place: ExchangeId, client: int, packed: messages.Packed) -> Message:
         base = (self.pending if place.exchange else self.counted).get(client)
-        facts = {"base": base, "epoch_steps": self.epoch_steps, "opening": self.opening}
+        facts: dict[str, Json] = {
+            "base": base,
+            "epoch_steps": self.epoch_steps,
+            "opening": self.opening,
+        }
+        if self.wiring is not None and self.channel is not None:
+            facts["scales"] = self.wiring.told(self.channel)
         return messages.write("visit", place, facts, packed)
 
     def _taken(self, client: int, found: Content, like: Sent) -> Given | NotFinite | None:
@@ -299,7 +339,7 @@ class Silos(Engine):
         silo, facts, number = self.federation.silos[client], found.facts, messages.number
         if found.kind == "answer":
             try:
-                message, buffers = tree.unflatten(like, found.tensors)
+                message, buffers = self._unpacked(found.tensors, like)
                 none = "loss" in facts and facts["loss"] is None
                 self.hear(client, facts)
                 return Given(
@@ -318,6 +358,17 @@ class Silos(Engine):
         if found.kind == "diverged":
             return NotFinite(client, "loss" if facts.get("what") == "loss" else "message")
         return None
+
+    def _unpacked(self, tensors: dict[str, Tensor], like: Sent) -> Sent:
+        """A message and its buffers. Of a compressed message: what has arrived of it."""
+        if self.channel is None:
+            return tree.unflatten(like, tensors)
+        message, buffers = like
+        parts = {name[2:]: leaf for name, leaf in tensors.items() if name.startswith("0.")}
+        try:
+            return self.channel.unpacked(parts, message), tree.unflatten(buffers, tensors, "1")
+        except ValueError as cause:
+            raise Refused(f"its message cannot be unpacked: {cause}") from None
 
     def evaluated(
         self, x: Tensor, buffers: tuple[Tensor, ...], round: int
@@ -400,7 +451,11 @@ class Silos(Engine):
                 done = self._tried(exchange, down, place)
             self.cache[key] = tree.map(lambda leaf: leaf.to("meta"), (*done, buffers))
         self.ghost, message, own = self.cache[key]
-        return (message, own), messages.shapes((message, own))
+        shapes = messages.shapes((message, own))
+        if self.channel is not None:
+            kept = {name: shape for name, shape in shapes.items() if name.startswith("1.")}
+            shapes = packed_shapes(self.channel, message) | kept
+        return (message, own), shapes
 
     def _tried(self, exchange: Exchange, down: HasX, place: ExchangeId) -> tuple[Tree, Tree]:
         if place.exchange:
@@ -417,6 +472,12 @@ class Silos(Engine):
                 f"{self.federation.min_silos} (min_silos): bring them back and go on; what is "
                 "finished is saved"
             )
+
+
+def packed_shapes(channel: Channel, like: Tree) -> Shapes:
+    """The shapes and types of a compressed message."""
+    parts = channel.expected(like).items()
+    return {f"0.{name}": ((part.size,), part.dtype) for name, part in parts}
 
 
 class _Nothing:

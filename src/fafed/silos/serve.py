@@ -17,6 +17,7 @@ from fafed.core.records import Record
 from fafed.data.normalise import MOST_INPUTS, Normalisation
 from fafed.data.sources.poisson import sampling_rates
 from fafed.engines.private import refuse_what_mixes_examples
+from fafed.engines.wire import wiring_of
 from fafed.errors import FAULTS, ConfigError
 from fafed.experiments import assemble, model_options
 from fafed.experiments.assemble import Prepared, Shards
@@ -111,6 +112,14 @@ def serve(
                 epoch_steps=known["epoch_steps"],
                 bounds=bounds,
                 sends=known.get("sends", ()),
+                wiring=wiring_of(
+                    experiment.wire_options(),
+                    algorithm,
+                    goal.x0,
+                    seed=experiment.seed,
+                    steps=experiment.local_steps,
+                    population=len(known["silos"]),
+                ),
             )
 
         tried = _tried(found, goal, shards.measured, measure)
@@ -128,6 +137,7 @@ def serve(
             measure_every=experiment.eval_every,
             check_state=True,
             privacy=experiment.privacy_options(),
+            wire=experiment.wire_options(),
         )
         there = cast(Silos, run.engine)
         there.spent = known.get("spent", {})

@@ -23,11 +23,13 @@ from torch import Tensor
 from fafed import __version__, files
 from fafed.core import tree
 from fafed.core.algorithm import AnyAlgorithm, Exchange, HasX, exchanges_of_round
+from fafed.core.tree import Tree
 from fafed.data.checks import check_labels, check_numbers
 from fafed.data.normalise import Normalisation, inputs_of
 from fafed.data.sources.base import Source
 from fafed.engines.base import ClientState, NotFinite
 from fafed.engines.client import Oracle, Visit, check, visit
+from fafed.engines.wire import Channel, Wiring, scale_told, wiring_of
 from fafed.errors import ConfigError, DataError, FafedError
 from fafed.experiments import assemble, model_options
 from fafed.experiments.config import Experiment
@@ -86,6 +88,7 @@ class Worked(NamedTuple):
     visit: Visit
     buffers: tuple[Tensor, ...]  # that the server has sent
     keep: Callable[[], None]  # writes the client's new state to disk
+    packed: dict[str, Tensor] | None = None  # the compressed message, with the buffers
 
 
 class Worker:
@@ -106,6 +109,7 @@ class Worker:
         self.ledger = Ledger(site.folder)
         self.parts: dict[str, Part] = {}  # run -> the silo's part in it
         self.algorithms: dict[tuple[str, int], AnyAlgorithm] = {}
+        self.wirings: dict[tuple[str, int], Wiring | None] = {}  # as the algorithms
 
     @functools.cached_property
     def sums(self) -> SecureSums:
@@ -289,7 +293,11 @@ class Worker:
             "samples": done.visit.samples,
             **part.spent,
         }
-        return "answer", told, messages.pack((done.visit.message, done.visit.buffers))
+        return (
+            "answer",
+            told,
+            messages.pack(done.packed or (done.visit.message, done.visit.buffers)),
+        )
 
     def _step(
         self, step: str, request: Message, place: ExchangeId, facts: Facts
@@ -357,7 +365,9 @@ class Worker:
             begins = place.exchange == 0 and (facts["opening"] is True or place.round == 1)
             self._check_start(place, part, algorithm, (down, buffers), begins=begins)
         base, store = _base(found), Store(self._folder(place.run))
-        state, keeps = _state(algorithm, part.goal, down, base, store)
+        wiring = self._wiring(place.run, part, facts)
+        owed = wiring.nothing_owed(part.goal.x0) if wiring is not None else ()
+        state, keeps = _state(algorithm, part.goal, down, base, store, owed)
         state = tree.map(lambda leaf: leaf.to(device), state)
         steps, client = part.experiment.local_steps, part.plan.client
         step = (place.round - 1) * steps
@@ -376,12 +386,19 @@ class Worker:
             if private is not None:
                 private.spend(draws)
         check(client, done.loss, done.message)
+        packed = None
+        if wiring is not None:
+            channel = _channel(wiring, down, place, step, facts)
+            parts, left = channel.packed(done.message, state.owed, client)
+            packed = {f"0.{name}": leaf for name, leaf in parts.items()}
+            packed |= tree.flatten(done.buffers, "1")
+            done = done._replace(state=done.state._replace(owed=left))
 
         def keep() -> None:
             if keeps:
                 store.save(place, done.state, base)
 
-        return Worked(done, buffers, keep)
+        return Worked(done, buffers, keep, packed)
 
     def _final(
         self, request: Message, place: ExchangeId, facts: Facts
@@ -450,7 +467,7 @@ class Worker:
             private = self._private(run, experiment, goal, source, plan.client)
             part = Part(plan, experiment, source, goal, measure, sends, found.test_rows, private)
             self.parts = {run: part}
-            self.algorithms = {}
+            self.algorithms, self.wirings = {}, {}
         return self.parts[run]
 
     def _private(
@@ -488,6 +505,22 @@ class Worker:
             made = part.experiment.bound_algorithm(epoch_steps, part.goal.shapes)
             self.algorithms = {(run, epoch_steps): made}
         return self.algorithms[run, epoch_steps]
+
+    def _wiring(self, run: str, part: Part, facts: Facts) -> Wiring | None:
+        """How the run compresses its messages. Secure sums have their own way."""
+        experiment, algorithm = part.experiment, self._algorithm(run, part, facts)
+        key = run, messages.number(facts, "epoch_steps", whole=True)
+        if key not in self.wirings and not experiment.privacy_options().secure:
+            made = wiring_of(
+                experiment.wire_options(),
+                algorithm,
+                part.goal.x0,
+                seed=experiment.seed,
+                steps=experiment.local_steps,
+                population=part.plan.clients,
+            )
+            self.wirings = {key: made}
+        return self.wirings.get(key)
 
     def _folder(self, run: str) -> Path:
         folder = self.site.folder / "runs" / run
@@ -551,14 +584,32 @@ def _sent(algorithm: AnyAlgorithm, exchange: Exchange, x0: Tensor) -> HasX:
 
 
 def _state(
-    algorithm: AnyAlgorithm, goal: Model, down: HasX, base: ExchangeId | None, store: Store
+    algorithm: AnyAlgorithm,
+    goal: Model,
+    down: HasX,
+    base: ExchangeId | None,
+    store: Store,
+    owed: Tree,
 ) -> tuple[ClientState, bool]:
     """The state that the client continues from, and whether the client keeps a state at all."""
-    new = ClientState(algorithm.join(down.x), goal.hidden_like())
+    new = ClientState(algorithm.join(down.x), goal.hidden_like(), owed)
     keeps = bool(tree.leaves(new))
     if base is None or not keeps:
         return new._replace(hidden=()), keeps
     return store.load(base, new), keeps
+
+
+def _channel(wiring: Wiring, down: HasX, place: ExchangeId, step: int, facts: Facts) -> Channel:
+    """How the message is compressed, with the scales that came from the server."""
+    scales = facts.get("scales")
+    if not isinstance(scales, dict):
+        raise Refused(f"scales is {messages.clean(scales, 80)}, it must be a table")
+    try:
+        wiring.pending = {str(name): scale_told(str(name), own) for name, own in scales.items()}
+    except ValueError as cause:
+        raise Refused(str(cause)) from None
+    wiring.place = place.exchange
+    return wiring.channel(down, step, facts.get("opening") is True)
 
 
 def _base(found: Content) -> ExchangeId | None:

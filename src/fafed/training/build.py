@@ -9,6 +9,7 @@ from typing import Any
 from fafed.core.algorithm import Algorithm, AnyAlgorithm
 from fafed.core.arguments import checked
 from fafed.core.plain import number, plain
+from fafed.core.wire import Wire
 from fafed.data.checks import check_labels, check_numbers, check_sizes
 from fafed.data.sources.base import Source
 from fafed.data.sources.examples import Shuffled
@@ -21,7 +22,7 @@ from fafed.objectives import module as objectives
 from fafed.objectives.base import Objective
 from fafed.objectives.function import Function
 from fafed.privacy.clients import ClientNoise
-from fafed.privacy.options import LEAST_SILOS, Privacy, quorum
+from fafed.privacy.options import LEAST_SILOS, Privacy, check_wire, quorum
 from fafed.training.baselines import Alone, check_baseline, pooled
 from fafed.training.cohort import Cohort, Participation
 from fafed.training.loop import Run
@@ -48,6 +49,7 @@ def build(
     threads: int = 1,
     ranks: Ranks | None = None,
     privacy: Privacy | None = None,
+    wire: Wire | None = None,
     baseline: str | None = None,
     check_state: bool = False,
 ) -> Run:
@@ -61,6 +63,7 @@ def build(
     check_algorithm(algorithm)
     rounds, local_steps = checked("rounds", rounds), checked("local_steps", local_steps)
     privacy = privacy or Privacy()
+    check_wire(wire, privacy, baseline)
     budget = None
     cohort = partial(Cohort, participation=participation, failure=failure, seed=seed)
     if privacy.secure:
@@ -132,6 +135,7 @@ def build(
             threads=threads,
             encoding=privacy.encoding() if privacy.secure and noise is None else None,
             noise=noise,
+            wire=wire,
             seed=seed,
         )
         made = simulation if ranks is None else Distributed(simulation, ranks)

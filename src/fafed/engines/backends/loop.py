@@ -41,12 +41,15 @@ class Loop(Backend):
         oracle = Oracle(objective.for_visit(), Memory(buffers, state.hidden))
         found = visit(oracle, exchange, down, state.local, batches)
         check(client, found.loss, found.message)
+        own = found.state
         if mean is not None:
             one = tree.map(lambda leaf: leaf[None], (found.message, found.buffers))
+            owed = tree.map(lambda leaf: leaf[None], state.owed)
             facts = found.loss[None], found.has_loss[None], found.evaluations, found.samples
-            mean.answer(Answers(group, one, *facts))
+            mean.answer(Answers(group, one, *facts, owed))
+            own = own._replace(owed=tree.take(mean.owed, 0))
         return Found(
-            {client: Row(found.state)},
+            {client: Row(own)},
             mean,
             (found.message, found.buffers),
             weights[client] * float(found.loss),

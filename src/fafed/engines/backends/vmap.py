@@ -127,9 +127,11 @@ class Vmap(Backend):
             return found.state, found.message, found.buffers, found.loss, found.has_loss
 
         stacked = states.of_group(group, down.x)
+        owed = stacked.owed
         draws = source.draw_stacked(exchange.draw, group, step, steps)
         own = tree.map(lambda leaf: leaf.expand(len(group), *leaf.shape).clone(), buffers)
-        stacked, message, own, losses, has_loss = torch.func.vmap(one)(stacked, draws, own)
+        inputs = stacked._replace(owed=()), draws, own
+        stacked, message, own, losses, has_loss = torch.func.vmap(one)(*inputs)
         weights = losses.new_tensor([all_weights[c] for c in group], dtype=torch.float64)
         ((evaluations, samples),) = count
         total = Mean[Sent]() if mean is None else mean
@@ -141,7 +143,8 @@ class Vmap(Backend):
                 check(client, losses[row], tree.take(message, row))
         if mean is not None:
             facts = losses, has_loss, evaluations, samples
-            mean.answer(Answers(group, (message, own), *facts))
+            mean.answer(Answers(group, (message, own), *facts, owed))
+            stacked = stacked._replace(owed=mean.owed)
         return Found(
             {client: Row(stacked, row) for row, client in enumerate(group)},
             total,

@@ -1,0 +1,1 @@
+"""What compressed messages cost in accuracy, and how many bytes they save."""
