@@ -15,6 +15,7 @@ import posixpath
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.plugins import get_plugin_logger
@@ -36,6 +37,7 @@ KINDS = {".py": "python", ".toml": "toml", ".json": "json"}
 LINK = re.compile(r"(!?\[[^\]]*\]\()(?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
 FENCE = re.compile(r"^( *)(```|~~~).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 REMOTE = re.compile(r"<(?:script|img|iframe|link)\b[^>]*?\b(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
+WIDE = {"navigation": "index.md", "toc": "coming-from/"}  # what these pages do without
 HIDDEN = "---\nsearch:\n  exclude: true\n---\n\n"
 
 _from: dict[str, str] = {}  # a page of the site -> the file of the repository that it shows
@@ -123,8 +125,10 @@ def resolved(source: str, link: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let links lead to the site's places."""
+    """Let links lead to the site's places, and make room on wide pages."""
     uri = page.file.src_uri
+    hidden = [what for what, pages in WIDE.items() if uri.startswith(pages)]
+    page.meta.setdefault("hide", hidden)
     source = _from.get(uri)
     if source is None:
         return markdown
@@ -161,9 +165,17 @@ def command_line() -> str:
     from fafed.cli import app
 
     command = typer.main.get_command(app)
+    _whole_sentences(command)
     context = typer.Context(command, info_name="fafed")
     text = get_docs_for_click(obj=command, ctx=context, name="fafed", title="Command line")
     return f"{text.strip()}\n"
+
+
+def _whole_sentences(command: Any) -> None:
+    """In a list of commands each has its first sentence, and not as much as fits into a line."""
+    for each in getattr(command, "commands", {}).values():
+        each.short_help = (each.help or "").split(". ")[0].strip().rstrip(".") + "."
+        _whole_sentences(each)
 
 
 def algorithms() -> str:
