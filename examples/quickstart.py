@@ -14,6 +14,7 @@ def client(classes: tuple[int, ...], examples: int = 200) -> tuple[torch.Tensor,
     return centres[targets] + torch.randn(examples, 10), targets
 
 
+# --8<-- [start:train]
 result = fafed.train(
     nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 4)),
     clients=[client((0, 1)), client((1, 2)), client((2, 3)), client((3, 0))],
@@ -24,5 +25,6 @@ result = fafed.train(
     test=client((0, 1, 2, 3), 1000),
     metrics={"accuracy": fafed.metrics.accuracy},
 )
+# --8<-- [end:train]
 for record in result.history[4::5]:
     print(f"round {record.round:2}  loss {record.train_loss:.4f}  {dict(record.test)}")

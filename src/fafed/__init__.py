@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fafed import data, models
     from fafed.algorithms import (
         ALGORITHMS,
         DOMO,
@@ -110,14 +111,21 @@ __all__ = [
     "Training",
     "Wire",
     "compare",
+    "data",
     "load",
     "metrics",
+    "models",
     "schedules",
     "start",
     "train",
 ]
 
-_MODULES = {"metrics": "objectives.metrics", "schedules": "core.schedules"}
+_MODULES = {
+    "data": "data",
+    "metrics": "objectives.metrics",
+    "models": "models",
+    "schedules": "core.schedules",
+}
 _HOMES = {
     "core.algorithm": ["Algorithm"],
     "core.records": ["History", "Record"],

@@ -93,10 +93,12 @@ class Algorithm(ABC, Generic[Shared, Down, Local, Message]):
     @abstractmethod
     def local(
         self, grad: Grad, down: Down, local: Local, batches: Batches
-    ) -> tuple[Local, Message]: ...
+    ) -> tuple[Local, Message]:
+        """What a client does with what came down: its new local state, and its message."""
 
     @abstractmethod
-    def server(self, shared: Shared, mean: Message, info: RoundInfo) -> Shared: ...
+    def server(self, shared: Shared, mean: Message, info: RoundInfo) -> Shared:
+        """The server's new state, from the mean of the clients' messages."""
 
     @property
     def requires_all_clients(self) -> bool:

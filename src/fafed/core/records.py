@@ -49,9 +49,9 @@ class Record:
         return asdict(self)
 
     def flat(self) -> dict[str, Any]:
-        """A flat dictionary: test_accuracy for test["accuracy"], server_train_loss for
-        train["loss"] (train_loss is the clients'), clients_test_accuracy_worst for
-        clients_test["accuracy"]["worst"], and the diagnostics by their names. The numbers of each
+        """A flat dictionary: test_accuracy for `test["accuracy"]`, server_train_loss for
+        `train["loss"]` (train_loss is the clients'), clients_test_accuracy_worst for
+        `clients_test["accuracy"]["worst"]`, and the diagnostics by their names. The numbers of each
         client are left out."""
         row: dict[str, Any] = self.to_dict()
         row.pop("client_values")
