@@ -77,7 +77,7 @@ def size_after(a, mu, rounds):
     algorithm = FedKron(0.1, **FIXED | {"mu": mu}).bind_model([(1,)]).bind_run(ROUNDS, Q)
     one = torch.ones(1).double()
     x = 1e-9 * one  # so near that R stays 0
-    replica = Replica(x, 0 * one, 0 * one, (one[0],), (one[0],))
+    replica = Replica(x, F=0 * one, e=0 * one, u=0 * one, top=one, s=one)
     h = algorithm._rate(0, Q) / (FIXED["rho"] * FIXED["rho0"])
     for _ in range(rounds):
         replica = algorithm._moved(replica, (1 - a) * replica.x / (Q * h), 0, Q)
@@ -104,5 +104,6 @@ def test_the_scale_stretches_by_at_most_its_bound():
     for size in (1e-6, 1.0, 1e6):
         replica = algorithm._with_scale(algorithm._first(torch.randn(12).double()), torch.ones(12))
         replica = algorithm._moved(replica, size * torch.randn(12).double(), 0, Q)
-        w = torch.linalg.eigvalsh(algorithm._scale(replica).matrices[0])
+        (scale,) = algorithm._scale(replica)
+        w = torch.linalg.eigvalsh(scale(torch.eye(4).double()))
         assert float(w[-1] / w[0]) <= math.sqrt(1 + FIXED["rho"] ** -2) + 1e-9
