@@ -21,14 +21,13 @@ ETAS = (0.09, 0.18, 0.36)
 WHOLE: Setting = (("eta", 0.18),)
 WITHOUT: dict[str, Setting] = {  # one part off at a time
     "the bound on local steps": (("kappa", 0.0),),
-    "the first scale in the floor": (("rho0", 0.0),),
     "momentum of the server": (("mu", 0.0),),
     "memory of the scale": (("beta", 0.0),),
     "directions: all alike in a layer": (("rank", 1), ("rho", 1.0)),
     "most of the scale: floor at the largest": (("rho", 1.0),),
     "the fall of the step size": (("end", 1.0),),
 }
-RANKS = (16, 32, 10000)  # the last one: all directions
+RANKS = (16, 64, 10000)  # the last one: all directions
 
 
 @cache
@@ -45,16 +44,12 @@ def trial(ledger: Ledger, task: str, changes: Setting) -> Entry:
 
 
 def wanted() -> Iterator[tuple[str, Setting]]:
-    """The most important first, so that an early end leaves complete tables of these."""
+    """The cheap tasks first, so that an early end leaves complete columns."""
+    changes: list[Setting] = [(), *WITHOUT.values()]
+    changes += [(("eta", eta),) for eta in ETAS] + [(("rank", rank),) for rank in RANKS]
     for task in ROUNDS:
-        yield task, WHOLE
-    for changes in WITHOUT.values():
-        for task in ROUNDS:
-            yield task, changes
-    for name, values in (("eta", ETAS), ("rank", RANKS)):
-        for value in values:
-            for task in ROUNDS:
-                yield task, ((name, value),)
+        for change in changes:
+            yield task, change
 
 
 def measure(ledger: Ledger) -> None:

@@ -23,9 +23,7 @@ from fafed.training.loop import Diverged
 from studies.which_algorithm.jobs import Setting
 from studies.which_algorithm.measurement import accuracy, held_out, seconds
 
-Entry = dict[
-    str, Any
-]  # of one run: experiment, test, held_out, rounds, seconds (of one), megabytes
+Entry = dict[str, Any]  # of one run: see `_entry`
 
 
 def key(task: str, name: str, setting: Setting, seed: int) -> str:
@@ -76,13 +74,8 @@ def _run(experiment: Experiment, place: RunDir) -> None:
 
 def _entry(place: RunDir) -> Entry:
     """None for accuracies of a run that diverged."""
-    records = place.records()
-    return {
-        "test": accuracy(place),
-        "held_out": held_out(place),
-        "rounds": len(records),
-        "seconds": seconds(records),
-        "megabytes": float(f"{(records[-1].bytes_up + records[-1].bytes_down) / 1e6:.4g}")
-        if records
-        else 0.0,
-    }
+    found: Entry = {"test": accuracy(place), "held_out": held_out(place)}
+    if records := place.records():  # else it diverged in the first round
+        sent = (records[-1].bytes_up + records[-1].bytes_down) / 1e6
+        found |= {"seconds": seconds(records), "megabytes": float(f"{sent:.4g}")}
+    return found | {"rounds": len(records)}

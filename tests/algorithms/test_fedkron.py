@@ -17,7 +17,7 @@ from fafed.training.build import build
 
 N, Q, T = 3, 4, 6
 SETTINGS = {
-    "eta": 0.3, "mu": 0.8, "beta": 0.9, "rank": 9, "rho": 0.05, "rho0": 0.1, "kappa": 0.7,
+    "eta": 0.3, "mu": 0.8, "beta": 0.9, "rank": 9, "rho": 0.05, "kappa": 0.7,
     "end": 0.02,
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ from fafed.objectives.function import Function
 from fafed.training.build import build
 
 Q, ROUNDS = 5, 90
-FIXED = {"mu": 0.5, "beta": 0.5, "rho": 0.5, "rho0": 0.5, "kappa": 0.0, "end": 1.0}
+FIXED = {"mu": 0.5, "beta": 0.5, "rho": 0.5, "kappa": 0.0, "end": 1.0}
 H = torch.tensor([[[1.0, 0.3], [0.3, 0.5]], [[3.0, -1.0], [-1.0, 2.0]]]).double()
 B = torch.tensor(np.random.default_rng(1).normal(size=(2, 2, 2)))
 X0 = torch.tensor([1.0, -0.5, 0.25, 2.0]).double()
@@ -51,7 +51,7 @@ def eta_for(h):
     first = sum((W - b) @ own for own, b in zip(H, B, strict=True)) / 2
     top = torch.linalg.eigvalsh(first.T @ first / 2)[-1]
     s = torch.linalg.matrix_norm(W, 2) / math.sqrt(2)
-    floor = FIXED["rho"] * FIXED["rho0"] * math.sqrt(top)
+    floor = FIXED["rho"] ** 2 * math.sqrt(top)
     return float(h * floor / s * math.sqrt(Q * ROUNDS))
 
 
@@ -78,7 +78,7 @@ def size_after(a, mu, rounds):
     one = torch.ones(1).double()
     x = 1e-9 * one  # so near that R stays 0
     replica = Replica(x, F=0 * one, e=0 * one, u=0 * one, top=one, s=one)
-    h = algorithm._rate(0, Q) / (FIXED["rho"] * FIXED["rho0"])
+    h = algorithm._rate(0, Q) / (FIXED["rho"] ** 2)
     for _ in range(rounds):
         replica = algorithm._moved(replica, (1 - a) * replica.x / (Q * h), 0, Q)
     return float(replica.x.abs() / 1e-9)

@@ -7,7 +7,7 @@ gradient that it has anyway. So there is one gradient per step and one vector ea
 For a layer W (m x n, the bias as one more column) and its part G of a gradient:
 
     opening   G0 = mean gradient at x_0;   R = R0 = G0'G0 / m;   u = 0;   s = |W_0|_2 / sqrt(m)
-    scale     P(G) = s G (R + phi I)^(-1/2),   phi = rho^2 (top(R) + rho0^2 top(R0))
+    scale     P(G) = s G (R + phi I)^(-1/2),   phi = rho^2 (top(R) + rho^2 top(R0))
     client    q times:  g = gradient at y;   c = min(1, kappa_r s sqrt(m d_eff) / |P(g)|_F)
                         y <- y - eta_r P(c g)
               sends the mean of the q vectors c g
@@ -40,7 +40,7 @@ What is proven, and tested, without the bound (kappa = 0) and with a constant et
 - The scale is the same for all clients, and its largest eigenvalue is at most sqrt(1 + 1 / rho^2)
   times its smallest.
 - Where the server rests, the mean gradient is 0, and so R is 0. There P(G) = h G / eta_r with
-  h = eta_r s / (rho rho0 sqrt(top(R0))). So on quadratics with gradients (W - B_i) H_i it rests
+  h = eta_r s / (rho^2 sqrt(top(R0))). So on quadratics with gradients (W - B_i) H_i it rests
   where FedAvg with the local step h rests: sum_i (W - B_i) (I - (I - h H_i)^q) = 0. This bias is
   in proportion to h for small h: it vanishes if eta_r falls to 0.
 - Near that point a round has the eigenvalues z of z^2 - (1 + mu) a z + mu a = 0, for each
@@ -151,9 +151,8 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
     eta: float = hyper(0.18, above(0), "the step size; it falls over the run")
     mu: float = hyper(0.8, between(0, 1), "the momentum of the server")
     beta: float = hyper(0.9, between(0, 1), "the memory of the scale")
-    rank: int = hyper(64, integer(1), "how many directions of a layer the scale tells apart")
+    rank: int = hyper(32, integer(1), "how many directions of a layer the scale tells apart")
     rho: float = hyper(0.05, above(0), "the smallest scale, relative to the largest")
-    rho0: float = hyper(0.1, at_least(0), "the share of the first scale in it")
     kappa: float = hyper(4.0, at_least(0), "the bound on a local step; it rises; 0: no bound")
     end: float = hyper(0.02, between(0, 1), "the last step size, as a share of the first")
     cap: int = hyper(2048, integer(1), "the largest matrix that is decomposed")
@@ -317,7 +316,7 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
 
     def _of_layer(self, layer: Layer, F: Tensor, e: Tensor, top0: Tensor, s: Tensor) -> Scale:
         w = _eigenvalues(F)  # less e, as the other width - kept ones
-        phi = self.rho**2 * (w.max() + e + self.rho0**2 * top0)
+        phi = self.rho**2 * (w.max() + e + self.rho**2 * top0)
         phi = phi.clamp(min=torch.finfo(F.dtype).tiny)  # a layer without a gradient
         others = layer.width - layer.kept if layer.matrix else 0
         d_eff = ((w + e) / (w + e + phi)).sum() + others * e / (e + phi)
