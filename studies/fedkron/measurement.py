@@ -21,7 +21,6 @@ WITHOUT: dict[str, Setting] = {
     "memory of the scale": (*DEFAULT, ("beta", 0.0)),
     "matrices: a scale for each number instead": (*DEFAULT, ("cap", 1)),
     "most of the scale: floor at the largest": (*DEFAULT, ("rho", 1.0)),
-    "the first scale in the floor": (*DEFAULT, ("rho0", 0.0)),
     "the bound on local steps": (*DEFAULT, ("kappa", 0.0)),
     "the fall of the step size": (*DEFAULT, ("end", 1.0)),
 }

@@ -1,47 +1,50 @@
 """FedKron's default against tuned rivals on convolutional networks, the tasks of the FAFED paper.
 
 The experiments are those of studies/paper/configs, with fewer rounds and with held-out data. The
-grids are those of studies.which_algorithm. What is finished is kept, task by task.
+grids are those of studies.which_algorithm. Every run is kept in networks.json when it is finished.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from fafed.experiments.config import Experiment
-from studies.which_algorithm import jobs, measurement
+from studies.fedkron.ledger import Entry, Ledger, Missing, key
+from studies.which_algorithm import jobs
 from studies.which_algorithm.jobs import SEEDS, TUNING_SEED, Setting
-from studies.which_algorithm.measurement import Runs, accuracy, held_out
 
 RESULTS = Path(__file__).parent / "networks.json"
 CONFIGS = Path(__file__).parent.parent / "paper" / "configs"
 
 LEVELS = ("high", "moderate", "low")
-ROUNDS = {"fashion-mnist": 50, "mnist": 50, "cifar-10": 15}
-TASKS = tuple(f"{data}-{level}" for data in ROUNDS for level in LEVELS)
+ROUNDS = {"fashion-mnist": 30, "mnist": 15, "cifar-10": 15}
+TASKS = tuple(f"{data}-{level}" for level in LEVELS for data in ROUNDS)
+EVALUATIONS = 5  # in a run; of the last three the mean counts when settings are chosen
 HELD_OUT = 0.05
-MORE, FACTOR = 3, 3  # how often a grid grows where its end is best, and by which factor
+MORE, FACTOR = 2, 3  # how often a grid grows where its end is best, and by which factor
 MOMENTUM = 0.9
+OURS = "fedkron"
 DEFAULT: Setting = (("eta", 0.18),)
 FEDAVGM = "fedavgm"  # FedAvg with momentum on the server
 FEDPAC = "fedpac"
-RIVALS = (
-    *(FEDAVGM, FEDPAC, "fedadam", "fedams", "scaffold", "scaffoldm", "domo", "prsgdm"),
-    *("localamsgrad", "fedcm", "feddyn", "diloco", "fedmuon", "fafed", "stem"),
+RIVALS = (  # the strongest of studies.which_algorithm first
+    *(FEDAVGM, "fedmuon", "fedcm", "scaffoldm", "prsgdm", "feddyn", FEDPAC),
+    *("fedadam", "fedams", "scaffold", "domo", "localamsgrad", "diloco", "fafed", "stem"),
 )
 GRIDS = {
     FEDAVGM: {"eta": [0.003, 0.01, 0.03, 0.1], "server_momentum": [MOMENTUM]},
     FEDPAC: {"eta": [0.0003, 0.001, 0.003, 0.01]},
 }
 
-Results = dict[str, dict[str, Any]]  # by task and method
 
+class Found(NamedTuple):
+    """A method on a task: its setting, and its runs with the seeds of the comparison."""
 
-def read() -> Results:
-    return json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
+    setting: Setting
+    runs: list[Entry]
 
 
 def rounds(task: str) -> int:
@@ -55,7 +58,7 @@ def experiment(task: str) -> Experiment:
     data = own.to_dict()["data"] | {"validation": HELD_OUT, "train_sample": 0}
     first = jobs.experiment(jobs.JOBS[0])
     return own.changed(
-        rounds=length, eval_every=length // 5, checkpoint_every=length, data=data,
+        rounds=length, eval_every=length // EVALUATIONS, checkpoint_every=length, data=data,
         settings=first.settings, search=first.search,
     )  # fmt: skip
 
@@ -70,24 +73,23 @@ def run(task: str, name: str, setting: Setting, seed: int) -> Experiment:
     return found.changed(seed=seed)
 
 
-def choose(make: Runs, task: str) -> dict[str, Setting]:
-    """Each rival's best setting on held-out data. Where the best step size is at an end of those
-    tried, one more beyond it is tried, too."""
-    tried = {name: grid(task, name) for name in RIVALS}
-    best: dict[str, Setting] = {}
-    for _ in range(1 + MORE):
-        trials = make(
-            f"{task}: choosing",
-            {
-                (name, setting): run(task, name, setting, TUNING_SEED)
-                for name in RIVALS
-                for setting in tried[name]
-            },
-        )
-        for name in RIVALS:
-            scores = {setting: held_out(trials[name, setting]) or 0 for setting in tried[name]}
-            best[name] = max(scores, key=scores.__getitem__)
-            tried[name] += beyond(tried[name], best[name])
+def trial(ledger: Ledger, task: str, name: str, setting: Setting, seed: int) -> Entry:
+    return ledger.measure(key(task, name, setting, seed), run(task, name, setting, seed))
+
+
+def choose(ledger: Ledger, task: str, name: str) -> Setting:
+    """The best setting on held-out data, with one seed. Where the best step size is at an end of
+    those tried, one more beyond it is tried, too."""
+    tried = grid(task, name)
+    scores: dict[Setting, float] = {}
+    for further in range(1 + MORE):
+        for setting in tried:
+            if setting not in scores:
+                found = trial(ledger, task, name, setting, TUNING_SEED)
+                scores[setting] = found["held_out"] or 0
+        best = max(scores, key=scores.__getitem__)
+        if further < MORE:
+            tried += beyond(tried, best)
     return best
 
 
@@ -101,33 +103,30 @@ def beyond(tried: list[Setting], best: Setting) -> list[Setting]:
     return [tuple((dict(best) | {"eta": float(f"{further:.3g}")}).items())]
 
 
-def measure(make: Runs, task: str) -> dict[str, Any]:
-    """One task: choose each rival's setting with one seed, then measure all with other seeds."""
-    chosen = choose(make, task)
-    chosen["fedkron"] = DEFAULT
-    ends = make(
-        f"{task}: measuring",
-        {
-            (name, seed): run(task, name, setting, seed)
-            for name, setting in chosen.items()
-            for seed in SEEDS
-        },
-    )
-    return {
-        name: {
-            "setting": dict(setting),
-            "accuracy": [accuracy(ends[name, seed]) for seed in SEEDS],
-            "seconds": min(measurement.seconds(ends[name, seed].records()) for seed in SEEDS),
-        }
-        for name, setting in chosen.items()
-    }
+def found(ledger: Ledger, task: str, name: str) -> Found:
+    """Choose the setting with one seed, then measure with others. FedKron has its default."""
+    setting = DEFAULT if name == OURS else choose(ledger, task, name)
+    return Found(setting, [trial(ledger, task, name, setting, seed) for seed in SEEDS])
 
 
-def measure_all(make: Runs) -> Results:
-    """All tasks. The file is written after each."""
-    found = read()
+def measure(ledger: Ledger) -> None:
+    """Task by task, level by level. It ends when the ledger begins no more runs."""
     for task in TASKS:
-        if task not in found:
-            found[task] = measure(make, task)
-            RESULTS.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    return found
+        for name in (OURS, *RIVALS):
+            try:
+                found(ledger, task, name)
+            except Missing:
+                return
+
+
+def there(ledger: Ledger) -> Iterator[tuple[str, dict[str, Found]]]:
+    """The tasks that have FedKron and a rival, with the methods that are measured in full."""
+    for task in TASKS:
+        complete: dict[str, Found] = {}
+        for name in (OURS, *RIVALS):
+            try:
+                complete[name] = found(ledger, task, name)
+            except Missing:
+                continue
+        if OURS in complete and len(complete) > 1:
+            yield task, complete

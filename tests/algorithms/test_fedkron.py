@@ -17,7 +17,8 @@ from fafed.training.build import build
 
 N, Q, T = 3, 4, 6
 SETTINGS = {
-    "eta": 0.3, "mu": 0.8, "beta": 0.9, "rho": 0.05, "rho0": 0.1, "kappa": 0.7, "end": 0.02
+    "eta": 0.3, "mu": 0.8, "beta": 0.9, "rank": 9, "rho": 0.05, "kappa": 0.7,
+    "end": 0.02,
 }  # fmt: skip
 
 
@@ -79,9 +80,11 @@ class Task:
 
 
 @pytest.mark.parametrize("wire", ["compact", "full"])
-@pytest.mark.parametrize("kappa", [0.0, 0.7, 4.0])
-def test_equals_the_transcription(wire, kappa):
-    task, own = Task(), SETTINGS | {"kappa": kappa}
+@pytest.mark.parametrize(
+    "own", [{"kappa": 0.0}, {"kappa": 0.7}, {"kappa": 4.0}, {"rank": 2}, {"rank": 1, "kappa": 0.0}]
+)
+def test_equals_the_transcription(wire, own):
+    task, own = Task(), SETTINGS | own
     expected = fedkron(
         task.goal.x0, task.g, task.g0, [1 / N] * N, Q, T, LAYERS, SIZES, **own
     )  # fmt: skip
@@ -115,11 +118,11 @@ def test_five_hundred_rounds_in_float32():
 
 
 def test_bytes():
-    d, scales = 35, 5**2 + 5 + 3**2
-    for wire, down in (("compact", T + 1), ("full", T + 1 + T * scales / d)):
-        *_, record = Task().run(FedKron(**SETTINGS, wire=wire))
+    d, factors, numbers = 35, 5 + 2 * 5 + 2 * 3, 3 * 3
+    for wire, scales in (("compact", 0), ("full", factors + numbers)):
+        *_, record = Task().run(FedKron(**SETTINGS | {"rank": 2}, wire=wire))
         assert record.bytes_up == (T + 1) * N * d * 8
-        assert record.bytes_down == round(down * N * d * 8)
+        assert record.bytes_down == (d + T * (d + scales)) * N * 8
 
 
 def test_a_loss_of_another_size_changes_nothing():
@@ -157,7 +160,7 @@ def test_a_matrix_of_one_number_is_a_single_number():
         replica = algorithm._with_scale(algorithm._first(x), torch.tensor([0.3]).double())
         states.append(algorithm._moved(replica, torch.tensor([-0.2]).double(), 0, Q))
     close(states[0].x, states[1].x)
-    close(states[0].R, states[1].R)
+    close(states[0].F ** 2, states[1].F)
 
 
 def test_clients_may_be_absent_with_the_full_wire():
@@ -191,30 +194,39 @@ def test_a_step_of_the_server_is_bounded():
 @pytest.mark.parametrize(
     ("shapes", "expected"),
     [
-        ([(3, 4), (3,)], [Layer(15, True, 3, 4, True)]),
-        ([(8, 2, 3, 3), (8,)], [Layer(152, True, 8, 18, True)]),
+        ([(3, 4), (3,)], [Layer(15, True, 3, 4, True, kept=5)]),
+        ([(8, 2, 3, 3), (8,)], [Layer(152, True, 8, 18, True, kept=6)]),
         # a convolution without a bias, and a norm
-        ([(8, 2, 3, 3), (8,), (8,)], [Layer(144, True, 8, 18), Layer(8, False), Layer(8, False)]),
+        (
+            [(8, 2, 3, 3), (8,), (8,)],
+            [Layer(144, True, 8, 18, kept=6), Layer(8, False), Layer(8, False)],
+        ),
         # an LSTM: two matrices and two biases
         (
             [(8, 3), (8, 2), (8,), (8,)],
-            [Layer(24, True, 8, 3), Layer(16, True, 8, 2), Layer(8, False), Layer(8, False)],
+            [
+                *(Layer(24, True, 8, 3, kept=3), Layer(16, True, 8, 2, kept=2)),
+                *(Layer(8, False), Layer(8, False)),
+            ],
         ),
         # GPT-2 stores inputs x outputs
-        ([(3, 8), (8,)], [Layer(32, True, 8, 3, True, True)]),
-        ([(2, 5000), (2,)], [Layer(10000, False), Layer(2, False)]),
+        ([(3, 8), (8,)], [Layer(32, True, 8, 3, True, True, kept=4)]),
+        # as wide as it likes if it has few rows, or high if it has few columns
+        ([(2, 5000), (2,)], [Layer(10002, True, 2, 5000, True, kept=6)]),
+        ([(5000, 2)], [Layer(10000, True, 5000, 2, kept=2)]),
+        ([(99, 98), (99,)], [Layer(9702, False), Layer(99, False)]),
         ([(), (4,)], [Layer(1, False), Layer(4, False)]),
     ],
 )
 def test_layers_by_shape(shapes, expected):
-    found = layers(shapes, cap=2048)
+    found = layers(shapes, rank=6, cap=90)
     assert list(found) == expected
     x = torch.arange(sum(layer.numbers for layer in found)).double()
     assert torch.equal(joined(parts(x, found), found), x)
 
 
 def test_transposed_matrices_are_turned():
-    (layer,) = layers([(2, 3), (3,)], 9)
+    (layer,) = layers([(2, 3), (3,)], 9, 9)
     (W,) = parts(torch.arange(9.0), [layer])
     assert W.tolist() == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
 

@@ -16,7 +16,7 @@ from fafed.objectives.function import Function
 from fafed.training.build import build
 
 Q, ROUNDS = 5, 90
-FIXED = {"mu": 0.5, "beta": 0.5, "rho": 0.5, "rho0": 0.5, "kappa": 0.0, "end": 1.0}
+FIXED = {"mu": 0.5, "beta": 0.5, "rho": 0.5, "kappa": 0.0, "end": 1.0}
 H = torch.tensor([[[1.0, 0.3], [0.3, 0.5]], [[3.0, -1.0], [-1.0, 2.0]]]).double()
 B = torch.tensor(np.random.default_rng(1).normal(size=(2, 2, 2)))
 X0 = torch.tensor([1.0, -0.5, 0.25, 2.0]).double()
@@ -51,7 +51,7 @@ def eta_for(h):
     first = sum((W - b) @ own for own, b in zip(H, B, strict=True)) / 2
     top = torch.linalg.eigvalsh(first.T @ first / 2)[-1]
     s = torch.linalg.matrix_norm(W, 2) / math.sqrt(2)
-    floor = FIXED["rho"] * FIXED["rho0"] * math.sqrt(top)
+    floor = FIXED["rho"] ** 2 * math.sqrt(top)
     return float(h * floor / s * math.sqrt(Q * ROUNDS))
 
 
@@ -77,8 +77,8 @@ def size_after(a, mu, rounds):
     algorithm = FedKron(0.1, **FIXED | {"mu": mu}).bind_model([(1,)]).bind_run(ROUNDS, Q)
     one = torch.ones(1).double()
     x = 1e-9 * one  # so near that R stays 0
-    replica = Replica(x, 0 * one, 0 * one, (one[0],), (one[0],))
-    h = algorithm._rate(0, Q) / (FIXED["rho"] * FIXED["rho0"])
+    replica = Replica(x, F=0 * one, e=0 * one, u=0 * one, top=one, s=one)
+    h = algorithm._rate(0, Q) / (FIXED["rho"] ** 2)
     for _ in range(rounds):
         replica = algorithm._moved(replica, (1 - a) * replica.x / (Q * h), 0, Q)
     return float(replica.x.abs() / 1e-9)
@@ -104,5 +104,6 @@ def test_the_scale_stretches_by_at_most_its_bound():
     for size in (1e-6, 1.0, 1e6):
         replica = algorithm._with_scale(algorithm._first(torch.randn(12).double()), torch.ones(12))
         replica = algorithm._moved(replica, size * torch.randn(12).double(), 0, Q)
-        w = torch.linalg.eigvalsh(algorithm._scale(replica).matrices[0])
+        (scale,) = algorithm._scale(replica)
+        w = torch.linalg.eigvalsh(scale(torch.eye(4).double()))
         assert float(w[-1] / w[0]) <= math.sqrt(1 + FIXED["rho"] ** -2) + 1e-9

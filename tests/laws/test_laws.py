@@ -61,8 +61,8 @@ TABLE = {
     # one gradient at the first step of a lane, one lane in the first round
     "fedglomo": Cost(2, 2, 4, 0, -1, -1, lambda p, q, R: -(2 * R + 2 * q - 1) * p.b),
     "domo": Cost(1, 1, 1, 1),
-    # x, u and R, which has 3 x 3 numbers and one more
-    "fedkron": Cost(1, 1, 1, Fraction(24, 7), 1, 1, lambda p, q, R: p.B),
+    # x, u, F of 3 x 3 numbers and of one, and three numbers for each of two layers
+    "fedkron": Cost(1, 1, 1, Fraction(30, 7), 1, 1, lambda p, q, R: p.B),
     "naive": Cost(1, 1, 1, 1),
     "adam": Cost(1, 1, 1, 2),
     "amsgrad": Cost(1, 1, 1, 3),

@@ -34,13 +34,21 @@ def gram(G):
     return G * G if G.ndim == 1 else G.T @ G / len(G)
 
 
+def told_apart(R, rank):
+    """All eigenvalues but the `rank` largest are raised to the largest of the others."""
+    if R.ndim == 1 or rank >= len(R):
+        return R
+    w, U = torch.linalg.eigh(R)
+    return U @ torch.diag(w.clamp(min=w[-rank - 1])) @ U.T
+
+
 def top(R):
     return R.max() if R.ndim == 1 else torch.linalg.eigvalsh(R)[-1]
 
 
-def scale(R, top0, s, rho, rho0):
+def scale(R, top0, s, rho):
     """P, and d_eff."""
-    phi = rho**2 * (top(R) + rho0**2 * top0)
+    phi = rho**2 * (top(R) + rho**2 * top0)
     if R.ndim == 1:
         return (lambda G: s * G / (R + phi).sqrt()), (R / (R + phi)).sum()
     M = R + phi * torch.eye(len(R), dtype=R.dtype)
@@ -49,7 +57,7 @@ def scale(R, top0, s, rho, rho0):
     return (lambda G: s * G @ root), torch.trace(R @ torch.linalg.inv(M))
 
 
-def fedkron(x, g, g0, p, q, T, layers, sizes, eta, mu, beta, rho, rho0, kappa, end, rounds=None):
+def fedkron(x, g, g0, p, q, T, layers, sizes, eta, mu, beta, rank, rho, kappa, end, rounds=None):
     N = len(p)
     s = []
     for W, layer in zip(cut(x, layers, sizes), layers, strict=True):
@@ -58,7 +66,7 @@ def fedkron(x, g, g0, p, q, T, layers, sizes, eta, mu, beta, rho, rho0, kappa, e
         else:
             s.append(torch.linalg.svdvals(W[:, : layer[1]])[0] / math.sqrt(layer[0]))
     first = cut(sum(p[i] * g0(i, x) for i in range(N)), layers, sizes)
-    R = [gram(G) for G in first]
+    R = [told_apart(gram(G), rank) for G in first]
     tops = [top(r) for r in R]
     u, found = torch.zeros_like(x), []
     for r in range(rounds or T):
@@ -69,7 +77,7 @@ def fedkron(x, g, g0, p, q, T, layers, sizes, eta, mu, beta, rho, rho0, kappa, e
             for t in range(r * q + 1, r * q + q + 1):
                 clipped, steps = [], []
                 for j, G in enumerate(cut(g(i, t, y), layers, sizes)):
-                    P, d_eff = scale(R[j], tops[j], s[j], rho, rho0)
+                    P, d_eff = scale(R[j], tops[j], s[j], rho)
                     m = 1 if layers[j] is None else layers[j][0]
                     most = kappa * math.sqrt(1 + r) * s[j] * (m * d_eff).sqrt()
                     c = min(1.0, float(most / P(G).norm())) if kappa else 1.0
@@ -79,8 +87,11 @@ def fedkron(x, g, g0, p, q, T, layers, sizes, eta, mu, beta, rho, rho0, kappa, e
                 y = y - rate * glued(steps, layers)
             sent.append(total / q)
         mean = cut(sum(w * m for w, m in zip(p, sent, strict=True)), layers, sizes)
-        R = [beta * old + (1 - beta) * gram(G) for old, G in zip(R, mean, strict=True)]
-        steps = [scale(R[j], tops[j], s[j], rho, rho0)[0](G) for j, G in enumerate(mean)]
+        R = [
+            told_apart(beta * old + (1 - beta) * gram(G), rank)
+            for old, G in zip(R, mean, strict=True)
+        ]
+        steps = [scale(R[j], tops[j], s[j], rho)[0](G) for j, G in enumerate(mean)]
         D = -rate * q * glued(steps, layers)
         u = mu * u + D
         x = x + D + mu * u

@@ -19,15 +19,16 @@ class Layer(NamedTuple):
     columns: int = 0  # inputs
     bias: bool = False  # one more column, which follows the matrix in x
     transposed: bool = False  # x has columns x rows
+    kept: int = 0  # how many directions of a matrix its scale tells apart
 
     @property
     def width(self) -> int:
         return self.columns + self.bias
 
     @property
-    def scale_size(self) -> int:
-        """How many numbers the layer's scale has."""
-        return self.width**2 if self.matrix else self.numbers
+    def factor_size(self) -> int:
+        """How many numbers the layer's scale is made from."""
+        return self.kept * self.width if self.matrix else self.numbers
 
     def weight_size(self, w: Tensor) -> Tensor:
         """|W|_2 / sqrt(m) of a matrix without its bias. For single numbers: their root mean square.
@@ -41,13 +42,15 @@ class Layer(NamedTuple):
         return size / math.sqrt(self.rows)
 
 
-def layers(shapes: Sequence[Sequence[int]], cap: int) -> tuple[Layer, ...]:
+def layers(shapes: Sequence[Sequence[int]], rank: int, cap: int) -> tuple[Layer, ...]:
     """The layers of a model whose parameters have these shapes.
 
     A tensor of two or more dimensions is a matrix: first dimension x all others. It has a bias if
     an odd number of vectors of its output length follow. (Norms have two.) If such vectors have the
-    length of the second dimension instead, the matrix is stored transposed, as in GPT-2. All other
-    tensors, and matrices with more than `cap` columns, are single numbers.
+    length of the second dimension instead, the matrix is stored transposed, as in GPT-2. A matrix
+    keeps up to `rank` directions. This needs the decomposition of a matrix with as many columns as
+    it has, or as it has rows and directions. Where both are more than `cap`, and in all other
+    tensors, numbers are single.
     """
     found = []
     at = 0
@@ -63,10 +66,11 @@ def layers(shapes: Sequence[Sequence[int]], cap: int) -> tuple[Layer, ...]:
             rows, columns, transposed = columns, rows, True
             following = _vectors(shapes, at, rows)
         bias = following % 2 == 1
-        if columns + bias > cap:
+        kept = min(rank, columns + bias)
+        if min(columns + bias, rows + kept) > cap:
             found.append(Layer(numbers, False))
             continue
-        found.append(Layer(numbers + bias * rows, True, rows, columns, bias, transposed))
+        found.append(Layer(numbers + bias * rows, True, rows, columns, bias, transposed, kept))
         at += bias
     return tuple(found)
 

@@ -7,7 +7,7 @@ gradient that it has anyway. So there is one gradient per step and one vector ea
 For a layer W (m x n, the bias as one more column) and its part G of a gradient:
 
     opening   G0 = mean gradient at x_0;   R = R0 = G0'G0 / m;   u = 0;   s = |W_0|_2 / sqrt(m)
-    scale     P(G) = s G (R + phi I)^(-1/2),   phi = rho^2 (top(R) + rho0^2 top(R0))
+    scale     P(G) = s G (R + phi I)^(-1/2),   phi = rho^2 (top(R) + rho^2 top(R0))
     client    q times:  g = gradient at y;   c = min(1, kappa_r s sqrt(m d_eff) / |P(g)|_F)
                         y <- y - eta_r P(c g)
               sends the mean of the q vectors c g
@@ -18,25 +18,29 @@ top is the largest eigenvalue. d_eff = sum_j lambda_j / (lambda_j + phi) over th
 In round r = 0, 1, ... of T, eta_r = eta / sqrt(q T) (end + (1 - end) (1 - (r + 1/2) / T)), and
 kappa_r = kappa sqrt(1 + r): R knows little in the first rounds.
 
+R has n^2 numbers. Kept are F with k = min(rank, n) rows at right angles and a number e, so that
+R = F'F + e I: its k largest directions, and one number for all others. After each update e rises to
+the next eigenvalue, so nothing is forgotten in favour of what is new: R is at least the R without
+this limit (frequent directions, Liberty 2013, as Sketchy does for Shampoo). With n <= rank it is
+exact. A step then costs two products of m n k more than FedAvg's, or one of m n^2 where 2 k >= n. A
+process decomposes each layer once per round, a matrix of m + k or n columns.
+
 Layers (`_layers.py`): convolutions are matrices of out x (in * k * k). Other tensors, and matrices
-with more than `cap` columns, have a scale for each number: R is the mean of squares, m = 1. A layer
-that starts at zero has the s of PyTorch's usual initial weights.
+of which n and m + k are above `cap`, have a scale for each number: R is the mean of squares, m = 1.
+A layer that starts at zero has the s of PyTorch's usual initial weights.
 
-`wire="compact"` (the default) sends G down instead of x. A client keeps x, u and R and makes the
+`wire="compact"` (the default) sends G down instead of x. A client keeps x, u, F and e and makes the
 server's step itself, with the same digits. It needs all clients in every round. `wire="full"` sends
-x and the scales. Then clients may be absent: G is the mean over those that answered. A client that
+x, F and e. Then clients may be absent: G is the mean over those that answered. A client that
 returns cannot get the whole state while the others get G: in an exchange the server sends the same
-to all, on every engine, so one absent client would make it send the whole state to everybody.
-
-A step costs one product of m n^2 more than FedAvg's. A process decomposes each R once per round,
-and under vmap the products of all clients are made together.
+to all, on every engine.
 
 What is proven, and tested, without the bound (kappa = 0) and with a constant eta_r:
 
 - The scale is the same for all clients, and its largest eigenvalue is at most sqrt(1 + 1 / rho^2)
   times its smallest.
 - Where the server rests, the mean gradient is 0, and so R is 0. There P(G) = h G / eta_r with
-  h = eta_r s / (rho rho0 sqrt(top(R0))). So on quadratics with gradients (W - B_i) H_i it rests
+  h = eta_r s / (rho^2 sqrt(top(R0))). So on quadratics with gradients (W - B_i) H_i it rests
   where FedAvg with the local step h rests: sum_i (W - B_i) (I - (I - h H_i)^q) = 0. This bias is
   in proportion to h for small h: it vanishes if eta_r falls to 0.
 - Near that point a round has the eigenvalues z of z^2 - (1 + mu) a z + mu a = 0, for each
@@ -45,7 +49,8 @@ What is proven, and tested, without the bound (kappa = 0) and with a constant et
 
 Not proven, only seen in experiments: that it gets there from far away, and what the bound does.
 
-Relatives: Shampoo, SOAP and Muon for one machine; FedPM, FedPAC and FedMuon, which send more.
+Relatives: Shampoo, SOAP, Sketchy and Muon for one machine; FedPM, FedPAC and FedMuon, which send
+more.
 """
 
 from __future__ import annotations
@@ -71,38 +76,43 @@ from fafed.core.vmap import unbatched
 from fafed.errors import ConfigError
 
 EXACT = 512  # matrices of up to so many columns are decomposed in float64
-Numbers = tuple[Tensor, ...]  # one for each layer
 
 
 class Replica(NamedTuple):
     """What decides the server's next step. With the compact wire clients hold it, too."""
 
     x: Tensor
-    R: Tensor  # the matrices of all layers, one after another
+    F: Tensor  # the factors of all layers, one after another
+    e: Tensor  # what they leave out, a number for each layer
     u: Tensor  # momentum
-    top: Numbers  # the largest eigenvalue of R0
-    s: Numbers  # the size of the weights
+    top: Tensor  # the largest eigenvalue of each layer's R0
+    s: Tensor  # the size of each layer's weights
 
 
 class Shared(NamedTuple):
     x: Tensor
-    R: Tensor
+    F: Tensor
+    e: Tensor
     u: Tensor
-    top: Numbers
-    s: Numbers
+    top: Tensor
+    s: Tensor
     g: Tensor  # compact: the last mean gradient; else empty
     r: Tensor  # rounds made
 
     @property
     def replica(self) -> Replica:
-        return Replica(*self[:5])
+        return Replica(*self[:6])
 
 
 class Down(NamedTuple):
-    x: Tensor  # compact: empty
-    g: Tensor  # compact: the last mean gradient; else empty
-    scale: Tensor  # full: the scales of all layers; else empty
-    caps: Numbers  # full: the largest step of each layer
+    """With the compact wire g and r alone, with the full one all but g. The others are empty."""
+
+    x: Tensor
+    F: Tensor
+    e: Tensor
+    top: Tensor
+    s: Tensor
+    g: Tensor  # the last mean gradient
     r: Tensor
 
 
@@ -115,8 +125,18 @@ class Message(NamedTuple):
 
 
 class Scale(NamedTuple):
-    matrices: list[Tensor]  # s (R + phi I)^(-1/2); for single numbers the diagonal
-    caps: list[Tensor]  # s sqrt(m d_eff)
+    """A layer's P(G) = largest G - G V' diag(less) V. Or all in one: a matrix or a diagonal."""
+
+    most: Tensor  # s sqrt(m d_eff)
+    whole: Tensor | None
+    largest: Tensor
+    V: Tensor
+    less: Tensor
+
+    def __call__(self, G: Tensor) -> Tensor:
+        if self.whole is not None:
+            return G @ self.whole if self.whole.ndim == 2 else G * self.whole
+        return self.largest * G - ((G @ self.V.T) * self.less) @ self.V
 
 
 @dataclass(frozen=True)
@@ -131,11 +151,11 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
     eta: float = hyper(0.18, above(0), "the step size; it falls over the run")
     mu: float = hyper(0.8, between(0, 1), "the momentum of the server")
     beta: float = hyper(0.9, between(0, 1), "the memory of the scale")
+    rank: int = hyper(32, integer(1), "how many directions of a layer the scale tells apart")
     rho: float = hyper(0.05, above(0), "the smallest scale, relative to the largest")
-    rho0: float = hyper(0.1, at_least(0), "the share of the first scale in it")
     kappa: float = hyper(4.0, at_least(0), "the bound on a local step; it rises; 0: no bound")
     end: float = hyper(0.02, between(0, 1), "the last step size, as a share of the first")
-    cap: int = hyper(2048, integer(1), "the most columns of a matrix scale")
+    cap: int = hyper(2048, integer(1), "the largest matrix that is decomposed")
     wire: str = wire("compact sends the mean gradient in place of x; it needs all clients")
     rounds: int = hyper(0, integer(0), "the length over which eta falls; 0: that of the run")
     shapes: tuple[tuple[int, ...], ...] = hyper(
@@ -155,10 +175,10 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        return layers(self.shapes, self.cap)
+        return layers(self.shapes, self.rank, self.cap)
 
     @cached_property
-    def _last_scale(self) -> Last[Scale]:
+    def _last_scale(self) -> Last[list[Scale]]:
         return Last()
 
     @cached_property
@@ -168,37 +188,34 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
     # The server.
 
     def init(self, x: Tensor) -> Shared:
-        replica = self._first(x)
         g = torch.zeros_like(x) if self.compact else x[:0]
-        return Shared(*replica, g, counter(x))
+        return Shared(*self._first(x), g, counter(x))
 
     def opening(self) -> tuple[Exchange, ...]:
         return (Exchange(self.estimate, self.first_scale, self.send_x, ("anchor",)),)
 
     def send_x(self, shared: Shared) -> Down:
         empty = shared.x[:0]
-        return Down(shared.x, empty, empty, (), shared.r)
+        return Down(shared.x, empty, empty, empty, empty, empty, shared.r)
 
     def first_scale(self, shared: Shared, mean: Message, info: RoundInfo) -> Shared:
-        replica = self._with_scale(shared.replica, mean.g)
+        replica = self._after(shared.replica, mean.g, 0, info.steps)
         return Shared(*replica, mean.g if self.compact else shared.g, shared.r)
 
     def send(self, shared: Shared) -> Down:
         empty = shared.x[:0]
         if self.compact:
-            return Down(empty, shared.g, empty, (), shared.r)
-        found = self._scale(shared.replica)
-        flat = torch.cat([matrix.reshape(-1) for matrix in found.matrices])
-        return Down(shared.x, empty, flat, tuple(found.caps), shared.r)
+            return Down(empty, empty, empty, empty, empty, shared.g, shared.r)
+        return Down(shared.x, shared.F, shared.e, shared.top, shared.s, empty, shared.r)
 
     def server(self, shared: Shared, mean: Message, info: RoundInfo) -> Shared:
-        replica = self._moved(shared.replica, mean.g, int(shared.r), info.steps)
+        replica = self._after(shared.replica, mean.g, int(shared.r) + 1, info.steps)
         return Shared(*replica, mean.g if self.compact else shared.g, shared.r + 1)
 
     # A client.
 
     def join(self, x: Tensor) -> Local:
-        return Local(self._first(x) if self.compact else Replica(x[:0], x[:0], x[:0], (), ()))
+        return Local(self._first(x) if self.compact else Replica(*[x[:0]] * 6))
 
     def estimate(
         self, grad: Grad, down: Down, local: Local, batches: Batches
@@ -210,44 +227,37 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
     ) -> tuple[Local, Message]:
         q, r = len(batches), int(down.r)
         if self.compact:
-            local = Local(self._replayed(unbatched(local.kept), down.g, r, q))
-            x, scale = local.kept.x, self._scale(local.kept)
-        else:
-            x, scale = down.x, self._received(down)
-        y, sent = x, torch.zeros_like(x)
+            local = Local(self._after(unbatched(local.kept), down.g, r, q))
+        known = local.kept if self.compact else down
+        y, sent, scale = known.x, torch.zeros_like(known.x), self._scale(known)
         for batch in batches:
             g, step = self._clipped(grad(y, batch), scale, r)
             sent = sent + g
             y = y - self._rate(r, q) * step
         return local, Message(sent / q)
 
-    def _clipped(self, g: Tensor, scale: Scale, r: int) -> tuple[Tensor, Tensor]:
+    def _clipped(self, g: Tensor, scale: list[Scale], r: int) -> tuple[Tensor, Tensor]:
         """c g and P(c g), where c bounds the step of each layer."""
         gradients = parts(g, self.layers)
-        steps = _scaled(gradients, scale)
+        steps = [P(G) for P, G in zip(scale, gradients, strict=True)]
         if self.kappa:
             kappa = self.kappa * math.sqrt(1 + r)
-            for i, (step, most) in enumerate(zip(steps, scale.caps, strict=True)):
+            for i, (step, P) in enumerate(zip(steps, scale, strict=True)):
                 size = step.norm().clamp(min=torch.finfo(g.dtype).tiny)
-                c = (kappa * most / size).clamp(max=1)
+                c = (kappa * P.most / size).clamp(max=1)
                 gradients[i], steps[i] = c * gradients[i], c * step
         return joined(gradients, self.layers), joined(steps, self.layers)
 
-    def _replayed(self, kept: Replica, g: Tensor, r: int, q: int) -> Replica:
-        """The server's state after the last exchange, from what the client kept and the mean."""
+    # The rule, for server and clients alike.
+
+    def _after(self, replica: Replica, g: Tensor, r: int, q: int) -> Replica:
+        """The server's state after the exchange before round r, whose mean was g. With the compact
+        wire clients make it, too."""
 
         def step() -> Replica:
-            return self._with_scale(kept, g) if r == 0 else self._moved(kept, g, r - 1, q)
+            return self._moved(replica, g, r - 1, q) if r else self._with_scale(replica, g)
 
-        return self._last_step.get((g, kept), step)
-
-    def _received(self, down: Down) -> Scale:
-        sizes = [layer.scale_size for layer in self.layers]
-        split = torch.split(down.scale, sizes)
-        matrices = [_square(part, layer) for part, layer in zip(split, self.layers, strict=True)]
-        return Scale(matrices, list(down.caps))
-
-    # The rule, for server and clients alike.
+        return self._last_step.get((g, replica), step)
 
     def _first(self, x: Tensor) -> Replica:
         """The state before the first gradient."""
@@ -255,53 +265,71 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
         if not x.numel():  # of a message that has no x: the shape of what is kept
             x = x.new_zeros(sum(layer.numbers for layer in found))
         pairs = zip(found, parts(x, found), strict=True)
-        sizes = tuple(layer.weight_size(w) for layer, w in pairs)
-        R = x.new_zeros(sum(layer.scale_size for layer in found))
-        zeros = tuple(torch.zeros_like(size) for size in sizes)
-        return Replica(x, R, torch.zeros_like(x), zeros, sizes)
-
-    def _gram(self, g: Tensor) -> Tensor:
-        """G'G / m of all layers; for single numbers their squares."""
-        found = zip(parts(g, self.layers), self.layers, strict=True)
-        grams = (G.T @ G / layer.rows if layer.matrix else G * G for G, layer in found)
-        return torch.cat([gram.reshape(-1) for gram in grams])
+        s = torch.stack([layer.weight_size(w) for layer, w in pairs])
+        F = x.new_zeros(sum(layer.factor_size for layer in found))
+        zeros = torch.zeros_like(s)
+        return Replica(x, F, zeros, torch.zeros_like(x), zeros, s)
 
     def _with_scale(self, replica: Replica, g: Tensor) -> Replica:
         """The state with the first scale."""
-        R = self._gram(g)
-        split = torch.split(R, [layer.scale_size for layer in self.layers])
-        top = tuple(
-            _eigen(part, layer)[0].max().to(R.dtype)
-            for part, layer in zip(split, self.layers, strict=True)
-        )
-        return replica._replace(R=R, top=top)
+        replica = self._remembering(replica, g, 0, 1)
+        pairs = zip(self._factors(replica.F), replica.e, strict=True)
+        return replica._replace(top=torch.stack([_eigenvalues(F).max() + e for F, e in pairs]))
 
     def _moved(self, replica: Replica, g: Tensor, r: int, q: int) -> Replica:
         """The server's step."""
-        R = self.beta * replica.R + (1 - self.beta) * self._gram(g)
-        replica = replica._replace(R=R)
-        steps = _scaled(parts(g, self.layers), self._scale(replica))
-        D = -self._rate(r, q) * q * joined(steps, self.layers)
+        replica = self._remembering(replica, g, self.beta, 1 - self.beta)
+        pairs = zip(self._scale(replica), parts(g, self.layers), strict=True)
+        D = -self._rate(r, q) * q * joined([P(G) for P, G in pairs], self.layers)
         u = self.mu * replica.u + D
         return replica._replace(x=replica.x + D + self.mu * u, u=u)
 
-    def _scale(self, replica: Replica) -> Scale:
-        key = replica.R, replica.top, replica.s
+    def _factors(self, F: Tensor) -> list[Tensor]:
+        """Those of all layers: rows at right angles, F'F + e I = R. For single numbers R itself."""
+        split = torch.split(F, [layer.factor_size for layer in self.layers])
+        pairs = zip(split, self.layers, strict=True)
+        return [F.view(layer.kept, layer.width) if layer.matrix else F for F, layer in pairs]
+
+    def _remembering(self, replica: Replica, g: Tensor, old: float, new: float) -> Replica:
+        """The state with old R + new G'G / m in place of R."""
+        factors, rest = [], []
+        every = zip(
+            self.layers, self._factors(replica.F), replica.e, parts(g, self.layers), strict=True
+        )
+        for layer, F, e, G in every:
+            if layer.matrix:
+                rows = torch.cat([math.sqrt(old) * F, math.sqrt(new / layer.rows) * G])
+                F, left = _largest(rows, layer.kept)
+            else:
+                F, left = old * F + new * G * G, torch.zeros_like(e)
+            factors.append(F.reshape(-1))
+            rest.append(old * e + left)
+        return replica._replace(F=torch.cat(factors), e=torch.stack(rest))
+
+    def _scale(self, known: Replica | Down) -> list[Scale]:
+        key = known.F, known.e, known.top, known.s
         return self._last_scale.get(key, lambda: self._new_scale(*key))
 
-    def _new_scale(self, R: Tensor, top: Numbers, s: Numbers) -> Scale:
-        matrices, caps = [], []
-        split = torch.split(R, [layer.scale_size for layer in self.layers])
-        for layer, part, top0, size in zip(self.layers, split, top, s, strict=True):
-            w, U = _eigen(part, layer)
-            phi = self.rho**2 * (w.max() + self.rho0**2 * top0.to(w.dtype))
-            phi = phi.clamp(min=torch.finfo(R.dtype).tiny)  # a layer without a gradient
-            root = size.to(w.dtype) * (w + phi) ** -0.5
-            matrices.append((root if U is None else (U * root) @ U.T).to(R.dtype))
-            caps.append(
-                (size.to(w.dtype) * (layer.rows * (w / (w + phi)).sum()).sqrt()).to(R.dtype)
-            )
-        return Scale(matrices, caps)
+    def _new_scale(self, F: Tensor, e: Tensor, top: Tensor, s: Tensor) -> list[Scale]:
+        every = zip(self.layers, self._factors(F), e, top, s, strict=True)
+        return [self._of_layer(*each) for each in every]
+
+    def _of_layer(self, layer: Layer, F: Tensor, e: Tensor, top0: Tensor, s: Tensor) -> Scale:
+        w = _eigenvalues(F)  # less e, as the other width - kept ones
+        phi = self.rho**2 * (w.max() + e + self.rho**2 * top0)
+        phi = phi.clamp(min=torch.finfo(F.dtype).tiny)  # a layer without a gradient
+        others = layer.width - layer.kept if layer.matrix else 0
+        d_eff = ((w + e) / (w + e + phi)).sum() + others * e / (e + phi)
+        most = s * (layer.rows * d_eff).sqrt()
+        largest = s * (e + phi) ** -0.5
+        if not layer.matrix:
+            return Scale(most, s * (w + phi) ** -0.5, largest, F, F)
+        V = torch.where(w > 0, F.T / w.sqrt(), 0.0).T
+        less = largest - s * (w + e + phi) ** -0.5
+        if layer.kept * 2 < layer.width:
+            return Scale(most, None, largest, V, less)
+        eye = torch.eye(layer.width, dtype=F.dtype, device=F.device)
+        return Scale(most, largest * eye - (V.T * less) @ V, largest, V, less)
 
     def _rate(self, r: int, q: int) -> float:
         if not self.rounds:
@@ -313,19 +341,22 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
         return self.eta / math.sqrt(q * self.rounds) * (self.end + (1 - self.end) * left)
 
 
-def _eigen(part: Tensor, layer: Layer) -> tuple[Tensor, Tensor | None]:
-    """Eigenvalues and eigenvectors of a layer's R; for single numbers R itself and None."""
-    if not layer.matrix:
-        return part, None
-    R = _square(part, layer)
-    w, U = torch.linalg.eigh(R.double() if len(R) <= EXACT else R)
-    return w.clamp(min=0), U
+def _eigenvalues(F: Tensor) -> Tensor:
+    """Those of F'F, for rows at right angles; single numbers are their own."""
+    return F.square().sum(1) if F.ndim == 2 else F
 
 
-def _square(part: Tensor, layer: Layer) -> Tensor:
-    return part.view(layer.width, layer.width) if layer.matrix else part
+def _largest(S: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """S'S by its k largest directions and a rest, as frequent directions do (Liberty 2013).
 
-
-def _scaled(gradients: list[Tensor], scale: Scale) -> list[Tensor]:
-    pairs = zip(gradients, scale.matrices, strict=True)
-    return [G @ Q if Q.ndim == 2 else G * Q for G, Q in pairs]
+    The rest e is the next eigenvalue. F has k rows at right angles, with F'F + e I = S'S along
+    them. So F'F + e I is at least S'S, and at most S'S + e I.
+    """
+    exact = S.double() if min(S.shape) <= EXACT else S
+    wide = S.shape[0] < S.shape[1]
+    w, U = torch.linalg.eigh(exact @ exact.T if wide else exact.T @ exact)
+    w, rows = w.flip(0).clamp(min=0), U.T.flip(0)[:k]
+    left = w[k] if len(w) > k else torch.zeros_like(w[0])
+    F = rows @ exact if wide else w[:k, None].sqrt() * rows
+    share = torch.where(w[:k] > left, 1 - left / w[:k], 0.0)
+    return (share.sqrt()[:, None] * F).to(S.dtype), left.to(S.dtype)
