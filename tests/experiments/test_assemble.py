@@ -139,6 +139,23 @@ def test_language_model_carries_its_state():
     assert second.round == 2
 
 
+def test_a_shorter_text_with_fewer_words():
+    needs("wikitext-2")
+    changes = ["data.words=50", "data.tokens=1000", "data.clients=2", "batch_size=2", "data.bptt=5"]
+    changes += ["model.vocabulary=50", "model.embedding=8", "model.hidden=8", "rounds=1"]
+    shards = shard(Experiment.read("wikitext-2", changes))
+    assert shards.source.examples == (500, 500)
+    assert int(shards.source.tokens.max()) < 50
+    (first, *_) = shards.measured["test"]()
+    assert int(first.data[0].max()) < 50
+    few = Experiment.read("wikitext-2", [*changes, "model.vocabulary=49"])
+    with pytest.raises(ConfigError, match=r"50 words, the model 'lstm' 49: set vocabulary = 50"):
+        shard(few)
+    images = Experiment.read("fashion-mnist-high", ["data.words=50"])
+    with pytest.raises(ConfigError, match="fashion-mnist has images"):
+        shard(images)
+
+
 def test_test_data_of_each_client(tmp_path):
     write_data(tmp_path, clients=3, examples=30)
     e = Experiment.from_dict(

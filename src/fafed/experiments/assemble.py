@@ -191,6 +191,10 @@ def shard(experiment: Experiment, normalisation: Normalisation | None = None) ->
     loaded = _loaded(wanted.name)
     if isinstance(loaded, datasets.Text):
         return _text(experiment, loaded)
+    if wanted.words is not None or wanted.tokens is not None:
+        raise ConfigError(
+            f"data.words and data.tokens are for a text, {wanted.name} has images: leave them out"
+        )
     return _images(experiment, loaded)
 
 
@@ -226,9 +230,13 @@ def _text(experiment: Experiment, text: datasets.Text) -> Shards:
             f"data.client_test = {wanted.client_test}: a text is read from its beginning to its "
             "end, so no share of it can be held out; set it to 0"
         )
+    if wanted.words is not None:
+        text = text.with_words(wanted.words)
+    model_options.check_vocabulary(experiment, len(text.vocabulary))
     how = partition.build("contiguous")
-    parts = how.split(np.arange(len(text.train)), wanted.clients, experiment.seed)
-    source = Streams(text.train, parts, bptt=wanted.bptt, **sizes(experiment))
+    train = text.train[: wanted.tokens]
+    parts = how.split(np.arange(len(train)), wanted.clients, experiment.seed)
+    source = Streams(train, parts, bptt=wanted.bptt, **sizes(experiment))
     measured = {
         "test": lambda: passage(text.test, bptt=wanted.bptt),
         "validation": lambda: passage(text.valid, bptt=wanted.bptt),

@@ -78,6 +78,8 @@ class Data(Part):
     client_test: float = Field(default=0.0, ge=0, lt=1)  # share of each client's data to test on
     train_sample: int = Field(default=5000, ge=0)  # examples to evaluate the training loss on
     bptt: int = Field(default=35, ge=1)  # text: tokens per step and column
+    words: int | None = Field(default=None, ge=2)  # text: the most frequent ones; others are <unk>
+    tokens: int | None = Field(default=None, ge=1)  # text: train on the first so many
     # For a function that returns Datasets, and for tensors `device` (docs/data.md):
     collate: str | None = None  # "module:function" that makes a batch of a list of items
     workers: int = Field(default=1, ge=0)  # threads that read ahead

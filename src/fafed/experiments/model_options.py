@@ -96,6 +96,20 @@ def check_outputs(experiment: Experiment, source: Source, client: int) -> None:
             check_labels(source, [client], given, None)
 
 
+def check_vocabulary(experiment: Experiment, words: int) -> None:
+    """Refuse a text with more words than one of fafed's own models has."""
+    kind = models.MODELS.get(experiment.model.name)
+    takes = inspect.signature(kind).parameters if kind else {}
+    if "vocabulary" not in takes:
+        return
+    has = experiment.model.options.get("vocabulary", takes["vocabulary"].default)
+    if type(has) is int and has < words:
+        raise ConfigError(
+            f"the text has {words} words, the model {experiment.model.name!r} {has}: set "
+            f"vocabulary = {words} in [model], or words = {has} in [data] to keep the most frequent"
+        )
+
+
 def require_sizes(experiment: Experiment) -> None:
     """Refuse an experiment over silos whose model does not say what it takes."""
     if experiment.data.name is None and (names := missing(experiment)):

@@ -23,6 +23,9 @@ class Images:
     classes: tuple[str, ...]
 
 
+UNKNOWN = "<unk>"  # the word in place of one that a vocabulary does not have
+
+
 @dataclass(frozen=True, eq=False)
 class Text:
     """Streams of int64 token ids; `vocabulary[i]` is the word of id i."""
@@ -31,6 +34,17 @@ class Text:
     valid: Tensor
     test: Tensor
     vocabulary: tuple[str, ...]
+
+    def with_words(self, words: int) -> Text:
+        """The text with so many words: the most frequent ones of the training text, and `<unk>` for
+        all others. `<unk>` has the id 0, the most frequent word 1."""
+        counts = torch.bincount(self.train, minlength=len(self.vocabulary))
+        order = counts.argsort(descending=True, stable=True).tolist()
+        kept = [i for i in order if self.vocabulary[i] != UNKNOWN][: words - 1]
+        ids = torch.zeros(len(self.vocabulary), dtype=torch.int64)
+        ids[kept] = torch.arange(1, len(kept) + 1)
+        vocabulary = (UNKNOWN, *(self.vocabulary[i] for i in kept))
+        return Text(ids[self.train], ids[self.valid], ids[self.test], vocabulary)
 
 
 @dataclass(frozen=True)
