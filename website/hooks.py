@@ -28,7 +28,6 @@ NAMED = {  # pages with a place of their own in the navigation
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
-    "examples/lora/README.md": "tutorials/lora.md",
     "examples/heart-disease/README.md": "tutorials/four-hospitals.md",
 }
 FIRST = [*NAMED, "README.md"]  # here links begin, besides the pages in docs/

@@ -42,11 +42,15 @@ def log(draw: random.Random) -> str:
     return f"12:{draw.randint(10, 59)} {level} host{draw.randint(1, 9)}: {what}\n"
 
 
+# --8<-- [start:data]
 def examples(text: str) -> dict[str, Tensor]:
     """Windows of the text. The model predicts each byte from the ones before it."""
     known = torch.tensor(list(text.encode("ascii")))
     rows = known[: len(known) // LENGTH * LENGTH].view(-1, LENGTH)
     return {"input_ids": rows, "labels": rows.clone()}
+
+
+# --8<-- [end:data]
 
 
 def data(size: int = 200) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
@@ -79,6 +83,7 @@ def base(steps: int) -> nn.Module:
     return model
 
 
+# --8<-- [start:model]
 def model(rank: int = 8, steps: int = 100) -> nn.Module:
     """The base with adapters. Only the adapters are trained, and only they travel."""
     config = LoraConfig(
@@ -89,3 +94,6 @@ def model(rank: int = 8, steps: int = 100) -> nn.Module:
         fan_in_fan_out=True,
     )
     return get_peft_model(base(steps), config)
+
+
+# --8<-- [end:model]

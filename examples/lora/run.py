@@ -26,6 +26,7 @@ def main() -> None:
     torch.manual_seed(0)
     start = model(steps=given.base_steps)
     clients, test = data()
+    # --8<-- [start:train]
     for name, algorithm in ALGORITHMS.items():
         found = fafed.train(
             start,
@@ -39,6 +40,7 @@ def main() -> None:
             metrics={"accuracy": fafed.metrics.accuracy},
             eval_every=given.rounds,
         )
+        # --8<-- [end:train]
         last = found.history[-1]
         share = found.x.numel() / sum(p.numel() for p in start.parameters())
         print(

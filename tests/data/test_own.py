@@ -151,6 +151,10 @@ def test_wrong_npz(tmp_path, arrays, message):
 
 
 def test_wrong_folders(tmp_path):
+    (tmp_path / "north").mkdir()
+    with pytest.raises(DataError, match=r"a folder of files is a fafed\.data\.Files"):
+        data.from_folder(tmp_path)
+    (tmp_path / "north").rmdir()
     with pytest.raises(DataError, match="not a folder"):
         data.from_folder(tmp_path / "nowhere")
     with pytest.raises(DataError, match="no client"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -401,3 +403,18 @@ def test_a_wide_message_is_checked_too():
 
     with pytest.raises(fafed.Diverged, match="non-finite message"):
         fafed.train(net(), clients(), Wild(), **COMMON)
+
+
+def test_metrics_without_data_are_not_passed_over(caplog):
+    metrics = {"accuracy": fafed.metrics.accuracy}
+    options = {"rounds": 1, "metrics": metrics}
+    fafed.start(net(), clients(), fafed.FedAvg(), **options, client_test=0.2)
+    assert "metrics are not computed" not in caplog.text
+    fafed.start(net(), clients(), fafed.FedAvg(), **options)
+    assert "metrics are not computed" in caplog.text
+
+
+def test_data_and_models_are_there_without_another_import():
+    """As the documentation uses them. In this process they may be there already."""
+    code = "import fafed; print(fafed.data.from_folder, fafed.models.MLP)"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -141,6 +141,17 @@ def test_what_was_compared() -> None:
     )
 
 
+def test_the_clients_of_own_data_are_counted() -> None:
+    """The default of `data.clients` says nothing about a folder."""
+    run = plain_run(0.5)
+    assert run.config["data"]["clients"] == 20
+    own = {"data": run.config["data"] | {"folder": "mine"}}
+    run = dataclasses.replace(run, config=run.config | own)
+    assert "clients" not in compared(make_curves([run]))
+    run = dataclasses.replace(run, counts=[[1, 2]] * 3)
+    assert "with 3 clients" in compared(make_curves([run]))
+
+
 def test_the_page_says_what_it_must() -> None:
     runs = [plain_run(0.2, 0.8), plain_run(0.2, 0.5, algorithm="fedavg")]
     text = text_of(page(runs, target=0.7, studies=[study(9)]))

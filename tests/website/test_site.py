@@ -68,6 +68,8 @@ def test_docs_are_markdown_and_pictures():
     assert kinds == {".md", ".svg", ".png"}
     for path in DOCS.rglob("*"):
         assert path.suffix == ".md" or path.is_dir() or path.stat().st_size < 400_000, path
+    for path in (DOCS / "images" / "gallery").iterdir():
+        assert path.stat().st_size < 200_000, path
 
 
 @pytest.mark.parametrize(

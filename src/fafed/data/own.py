@@ -90,8 +90,10 @@ def files_in(folder: str | Path) -> tuple[list[Path], list[Path]]:
     tests = [path for path in paths if path.stem == "test"]
     clients = [path for path in paths if path.stem != "test"]
     if not clients:
+        inside = any(path.is_dir() for path in folder.iterdir())
+        more = "; a client that is itself a folder of files is a fafed.data.Files" if inside else ""
         raise DataError(
-            f"{folder} holds no client: put {', '.join(_READERS)} files there", fault="files"
+            f"{folder} holds no client: put {', '.join(_READERS)} files there{more}", fault="files"
         )
     return clients, tests
 

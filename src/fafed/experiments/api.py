@@ -208,6 +208,8 @@ def start(
         workers=workers,
         threads=threads,
     )
+    if metrics and measure is None:
+        log.warning("metrics are not computed: give data for them, test= or client_test=")
 
     def prepare(engine: str) -> Prepared:
         run = build(

@@ -63,17 +63,20 @@ def compared(curves: Sequence[Curve]) -> str:
     parts = [names]
     if "data.name" in same:
         parts.append(f"on {show(same['data.name'])}")
-    if "data.clients" in same:
+    many = {len(run.counts) for curve in curves for run in curve.runs if run.counts}
+    if same.get("data.folder") or same.get("data.function"):  # one's own data decide it
+        parts += [f"with {many.pop()} clients"] if len(many) == 1 else []
+    elif "data.clients" in same:
         parts.append(f"with {show(same['data.clients'])} clients")
     if "model.name" in same:
         parts.append(f"({show(same['model.name'])})")
     seeds = sorted({len(curve.runs) for curve in curves})
-    many = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0])
+    each_has = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0])
     rounds = sorted({curve.rounds for curve in curves})
     length = " to ".join(f"{r:,}" for r in dict.fromkeys([rounds[0], rounds[-1]]))
     each = " each" if len(curves) > 1 else ""
     return (
-        f"{' '.join(parts)} · {many} seed{'' if seeds[-1] == 1 else 's'}{each}"
+        f"{' '.join(parts)} · {each_has} seed{'' if seeds[-1] == 1 else 's'}{each}"
         f" · {length} round{'' if rounds[-1] == 1 else 's'}"
     )
 
