@@ -26,7 +26,7 @@ from fafed.engines.base import Counts, Engine, NotFinite, Reply, Sent, Snapshot,
 from fafed.engines.wire import Channel, Wiring
 from fafed.files import Json
 from fafed.objectives.base import Objective
-from fafed.silos import memory, messages
+from fafed.silos import compressed, memory, messages
 from fafed.silos.bounds import Bounds, Guard
 from fafed.silos.messages import Content, ExchangeId, Facts, Message, Refused, Shapes
 from fafed.silos.server import Mailbox, TooFew, log
@@ -210,11 +210,9 @@ class Silos(Engine):
             answers = [(one.message, one.buffers) for one in given]
             mean = tree.map(lambda leaf: leaf.to(device), memory.mean(answers, weights, folder))
             return *mean, tree.nbytes(answers[-1])
-        arrived = []
-        for one in given:
-            stacked = tree.map(lambda leaf: leaf[None], one.message)
-            sizes = tree.take(channel.largest(stacked, 1), 0)
-            arrived.append((one.message, one.buffers, sizes))
+        arrived = [
+            (one.message, one.buffers, compressed.largest(channel, one.message)) for one in given
+        ]
         whole = tree.map(lambda leaf: leaf.to(device), memory.mean(arrived, weights, folder))
         return *channel.finish(whole), channel.nbytes() + tree.nbytes(arrived[-1][1])
 
@@ -339,7 +337,7 @@ class Silos(Engine):
         silo, facts, number = self.federation.silos[client], found.facts, messages.number
         if found.kind == "answer":
             try:
-                message, buffers = self._unpacked(found.tensors, like)
+                message, buffers = compressed.unpacked(self.channel, found.tensors, like)
                 none = "loss" in facts and facts["loss"] is None
                 self.hear(client, facts)
                 return Given(
@@ -358,17 +356,6 @@ class Silos(Engine):
         if found.kind == "diverged":
             return NotFinite(client, "loss" if facts.get("what") == "loss" else "message")
         return None
-
-    def _unpacked(self, tensors: dict[str, Tensor], like: Sent) -> Sent:
-        """A message and its buffers. Of a compressed message: what has arrived of it."""
-        if self.channel is None:
-            return tree.unflatten(like, tensors)
-        message, buffers = like
-        parts = {name[2:]: leaf for name, leaf in tensors.items() if name.startswith("0.")}
-        try:
-            return self.channel.unpacked(parts, message), tree.unflatten(buffers, tensors, "1")
-        except ValueError as cause:
-            raise Refused(f"its message cannot be unpacked: {cause}") from None
 
     def evaluated(
         self, x: Tensor, buffers: tuple[Tensor, ...], round: int
@@ -451,11 +438,7 @@ class Silos(Engine):
                 done = self._tried(exchange, down, place)
             self.cache[key] = tree.map(lambda leaf: leaf.to("meta"), (*done, buffers))
         self.ghost, message, own = self.cache[key]
-        shapes = messages.shapes((message, own))
-        if self.channel is not None:
-            kept = {name: shape for name, shape in shapes.items() if name.startswith("1.")}
-            shapes = packed_shapes(self.channel, message) | kept
-        return (message, own), shapes
+        return (message, own), compressed.shapes(self.channel, (message, own))
 
     def _tried(self, exchange: Exchange, down: HasX, place: ExchangeId) -> tuple[Tree, Tree]:
         if place.exchange:
@@ -472,12 +455,6 @@ class Silos(Engine):
                 f"{self.federation.min_silos} (min_silos): bring them back and go on; what is "
                 "finished is saved"
             )
-
-
-def packed_shapes(channel: Channel, like: Tree) -> Shapes:
-    """The shapes and types of a compressed message."""
-    parts = channel.expected(like).items()
-    return {f"0.{name}": ((part.size,), part.dtype) for name, part in parts}
 
 
 class _Nothing:

@@ -29,7 +29,7 @@ from fafed.data.normalise import Normalisation, inputs_of
 from fafed.data.sources.base import Source
 from fafed.engines.base import ClientState, NotFinite
 from fafed.engines.client import Oracle, Visit, check, visit
-from fafed.engines.wire import Channel, Wiring, scale_told, wiring_of
+from fafed.engines.wire import Wiring, wiring_of
 from fafed.errors import ConfigError, DataError, FafedError
 from fafed.experiments import assemble, model_options
 from fafed.experiments.config import Experiment
@@ -38,7 +38,7 @@ from fafed.objectives.base import Memory
 from fafed.objectives.module import Model
 from fafed.privacy.refusal import Over
 from fafed.privacy.refusal import Refused as NoSum
-from fafed.silos import column_sums, final_model, memory, messages, payload
+from fafed.silos import column_sums, compressed, final_model, memory, messages, payload
 from fafed.silos.audit import Audit, logged
 from fafed.silos.limits import Budget, Refusal
 from fafed.silos.messages import EMPTY, Content, ExchangeId, Facts, Message, Packed, Refused
@@ -388,10 +388,9 @@ class Worker:
         check(client, done.loss, done.message)
         packed = None
         if wiring is not None:
-            channel = _channel(wiring, down, place, step, facts)
-            parts, left = channel.packed(done.message, state.owed, client)
-            packed = {f"0.{name}": leaf for name, leaf in parts.items()}
-            packed |= tree.flatten(done.buffers, "1")
+            channel = compressed.channel(wiring, down, place, step, facts)
+            sent = done.message, done.buffers
+            packed, left = compressed.packed(channel, sent, state.owed, client)
             done = done._replace(state=done.state._replace(owed=left))
 
         def keep() -> None:
@@ -597,19 +596,6 @@ def _state(
     if base is None or not keeps:
         return new._replace(hidden=()), keeps
     return store.load(base, new), keeps
-
-
-def _channel(wiring: Wiring, down: HasX, place: ExchangeId, step: int, facts: Facts) -> Channel:
-    """How the message is compressed, with the scales that came from the server."""
-    scales = facts.get("scales")
-    if not isinstance(scales, dict):
-        raise Refused(f"scales is {messages.clean(scales, 80)}, it must be a table")
-    try:
-        wiring.pending = {str(name): scale_told(str(name), own) for name, own in scales.items()}
-    except ValueError as cause:
-        raise Refused(str(cause)) from None
-    wiring.place = place.exchange
-    return wiring.channel(down, step, facts.get("opening") is True)
 
 
 def _base(found: Content) -> ExchangeId | None:

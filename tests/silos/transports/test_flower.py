@@ -65,6 +65,7 @@ def test_real_processes_give_the_numbers_of_the_loop_engine(tmp_path):
     write_data(tmp_path / "data", 2, examples=200)
     settings = {"name": "hospitals", "rounds": 2, "engine": "loop"}
     settings |= {"batch_size": 32, "opening_batch_size": 64}  # what a silo takes by default
+    settings |= {"wire": {"up": "int8"}}  # other tests send whole messages
     write_experiment(tmp_path / "hospitals.toml", tmp_path / "data", **settings)
     fafed = Experiment.read(tmp_path / "hospitals.toml")
     found = [fafed, fafed.with_algorithm("scaffold")]
