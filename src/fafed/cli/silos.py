@@ -26,6 +26,11 @@ Deadline = Annotated[float, typer.Option(min=1.0, help="Seconds a silo has for a
 Start = Annotated[
     float, typer.Option(min=1.0, help="Seconds the silos have to come and load their data.")
 ]
+Absence = Annotated[
+    float, typer.Option(min=1.0, help="Seconds that a silo may be unreachable within a round.")
+]
+Silo = Annotated[str, typer.Argument(metavar="SILO", help="The silo's name.")]
+ProjectFile = Annotated[Path, typer.Option("--project", help="Of `nvflare provision`.")]
 Which = Annotated[
     str | None, typer.Option(help="Run these algorithms one after another, with [settings].")
 ]
@@ -110,6 +115,7 @@ def run(
     min_silos: Fewest = None,
     deadline: Deadline = 3600.0,
     start: Start = 300.0,
+    absence: Absence = 6.0,
     patience: Annotated[float, typer.Option(help="Seconds a lost silo has to return.")] = 60.0,
 ) -> None:
     """Run an experiment over a federation. Submits its job again until it is finished."""
@@ -121,7 +127,9 @@ def run(
     chosen = experiments(experiment, changes, algorithms)
     names = listed(silos)
     fewest = len(names) if min_silos is None else min_silos
-    recipe = FafedRecipe(chosen, names, min_silos=fewest, deadline=deadline, start=start)
+    recipe = FafedRecipe(
+        chosen, names, min_silos=fewest, deadline=deadline, start=start, absence=absence
+    )
     driver = Driver(kit, names, username=kit.absolute().name, min_silos=fewest, patience=patience)
     labels = [one.label for one in chosen]
     if ending := warning(kit):
@@ -163,6 +171,31 @@ def project(
 
     names = FederationConfig.with_defaults(listed(silos)).silos
     typer.echo(text(names, host=host, port=port), nl=False)
+
+
+@app.command()
+def add(silo: Silo, project: ProjectFile = Path("project.yml")) -> None:
+    """Add a silo to the project file. The kits that exist stay valid."""
+    need_flare()
+    from fafed.silos.transports.nvflare.members import add as added
+
+    added(project, silo)
+    typer.echo(
+        f"{silo} is in {project}. Its kit comes from: nvflare provision -p {project} -w . --force"
+    )
+
+
+@app.command()
+def remove(silo: Silo, project: ProjectFile = Path("project.yml")) -> None:
+    """Take a silo out of the project file. No kit is made for it any more."""
+    need_flare()
+    from fafed.silos.transports.nvflare.members import remove as removed
+
+    removed(project, silo)
+    typer.echo(
+        f"{silo} is out of {project}. The server still accepts its certificate, until: nvflare "
+        f"system disable-client {silo} --force --startup-kit KIT_OF_THE_ADMINISTRATOR"
+    )
 
 
 @app.command()
