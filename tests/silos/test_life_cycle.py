@@ -156,6 +156,11 @@ def test_the_life_of_a_federation(tmp_path, monkeypatch):
         with tarfile.open(north / "backup.tgz") as file:
             file.extractall(north, filter="fully_trusted")
 
+        _, again, server = commands("Upgrade")  # pip stays out of a test
+        for name, machine in silos.items():
+            machine.type(again.replace("north", name))
+        here.server.type(server.replace("fl.example.org", "localhost"))
+
         *made, renew = commands("Certificates end")
         for line in made:
             here.coordinator.type(line)
