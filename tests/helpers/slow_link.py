@@ -17,7 +17,7 @@ class SlowLink:
     def __init__(self, target: int, rate: float) -> None:
         self.target, self.rate = target, rate
         self.lock = threading.Lock()
-        self.ready = {name: 0.0 for name in ("there", "back")}  # when the direction is free again
+        self.ready = dict.fromkeys(("there", "back"), 0.0)  # when the direction is free again
         self.bytes = 0
         self.open: list[socket.socket] = []
         self.port = 0

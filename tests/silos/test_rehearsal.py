@@ -173,3 +173,30 @@ def test_the_plan_of_a_private_run_on_this_silo(kit, tmp_path):
     file.write_text(file.read_text().replace("20.0", "3.0"))
     with pytest.raises(Refusal, match=r"would spend epsilon = .* max_epsilon = 3"):
         told("check", kit, path)
+
+
+def test_a_kit_is_set_up_again_and_keeps_what_was_added_to_its_file(kit, tmp_path):
+    own = kit / "local" / "fafed.toml"
+    with own.open("a") as file:
+        file.write("min_rows = 20\n")
+    before = own.read_text()
+    (kit / "local" / "comm_config.json").unlink()  # as an older fafed has left it
+    told("site", kit)
+    assert own.read_text() == before
+    assert (kit / "local" / "comm_config.json").exists()
+    shown = told("site", kit, "--data", tmp_path / "records", "--allow", "mlp", *rules(tmp_path))
+    assert "fafed.toml.old now" in shown
+    assert own.with_suffix(".toml.old").read_text() == before
+    assert Site.read(own).allow == ["mlp"]
+
+
+def rules(tmp_path):
+    return "--table", tmp_path / "table.toml"
+
+
+def test_a_kit_without_a_file_needs_options(tmp_path):
+    fresh = make_kit(tmp_path / "fresh")
+    with pytest.raises(ConfigError, match="give --allow"):
+        told("site", fresh)
+    with pytest.raises(ConfigError, match="give --runs"):
+        told("server", fresh)

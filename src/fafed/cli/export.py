@@ -8,7 +8,16 @@ from typing import Annotated
 import typer
 
 from fafed.cli.options import ROOT, Changes, Name
-from fafed.cli.silos import Deadline, Fewest, Start, Which, experiments, listed, need_flare
+from fafed.cli.silos import (
+    Absence,
+    Deadline,
+    Fewest,
+    Start,
+    Which,
+    experiments,
+    listed,
+    need_flare,
+)
 
 app = typer.Typer(
     help="Write a run's model, or an experiment for another engine.",
@@ -55,13 +64,21 @@ def nvflare(
     min_silos: Fewest = None,
     deadline: Deadline = 3600.0,
     start: Start = 300.0,
+    absence: Absence = 6.0,
 ) -> None:
     """Write a job for `nvflare job submit`. If you submit it again, the run continues."""
     need_flare()
     from fafed.silos.transports.nvflare.job import FafedRecipe
 
     chosen = experiments(experiment, changes, algorithms)
-    recipe = FafedRecipe(chosen, listed(silos), min_silos=min_silos, deadline=deadline, start=start)
+    recipe = FafedRecipe(
+        chosen,
+        listed(silos),
+        min_silos=min_silos,
+        deadline=deadline,
+        start=start,
+        absence=absence,
+    )
     output.mkdir(parents=True, exist_ok=True)
     recipe.export(str(output))
     typer.echo(f"{output / recipe.name}")

@@ -26,6 +26,11 @@ Deadline = Annotated[float, typer.Option(min=1.0, help="Seconds a silo has for a
 Start = Annotated[
     float, typer.Option(min=1.0, help="Seconds the silos have to come and load their data.")
 ]
+Absence = Annotated[
+    float, typer.Option(min=1.0, help="Seconds that a silo may be unreachable within a round.")
+]
+Silo = Annotated[str, typer.Argument(metavar="SILO", help="The silo's name.")]
+ProjectFile = Annotated[Path, typer.Option("--project", help="Of `nvflare provision`.")]
 Which = Annotated[
     str | None, typer.Option(help="Run these algorithms one after another, with [settings].")
 ]
@@ -110,6 +115,7 @@ def run(
     min_silos: Fewest = None,
     deadline: Deadline = 3600.0,
     start: Start = 300.0,
+    absence: Absence = 6.0,
     patience: Annotated[float, typer.Option(help="Seconds a lost silo has to return.")] = 60.0,
 ) -> None:
     """Run an experiment over a federation. Submits its job again until it is finished."""
@@ -121,7 +127,9 @@ def run(
     chosen = experiments(experiment, changes, algorithms)
     names = listed(silos)
     fewest = len(names) if min_silos is None else min_silos
-    recipe = FafedRecipe(chosen, names, min_silos=fewest, deadline=deadline, start=start)
+    recipe = FafedRecipe(
+        chosen, names, min_silos=fewest, deadline=deadline, start=start, absence=absence
+    )
     driver = Driver(kit, names, username=kit.absolute().name, min_silos=fewest, patience=patience)
     labels = [one.label for one in chosen]
     if ending := warning(kit):
@@ -166,9 +174,36 @@ def project(
 
 
 @app.command()
+def add(silo: Silo, project: ProjectFile = Path("project.yml")) -> None:
+    """Add a silo to the project file. The kits that exist stay valid."""
+    need_flare()
+    from fafed.silos.transports.nvflare.members import add as added
+
+    added(project, silo)
+    typer.echo(
+        f"{silo} is in {project}. Its kit comes from: nvflare provision -p {project} -w . --force"
+    )
+
+
+@app.command()
+def remove(silo: Silo, project: ProjectFile = Path("project.yml")) -> None:
+    """Take a silo out of the project file. No kit is made for it any more."""
+    need_flare()
+    from fafed.silos.transports.nvflare.members import remove as removed
+
+    removed(project, silo)
+    typer.echo(
+        f"{silo} is out of {project}. The server still accepts its certificate, until: nvflare "
+        f"system disable-client {silo} --force --startup-kit KIT_OF_THE_ADMINISTRATOR"
+    )
+
+
+@app.command()
 def site(
     kit: Kit,
-    allow: Annotated[list[str], typer.Option(help="A model or code that may run here.")],
+    allow: Annotated[
+        list[str] | None, typer.Option(help="A model or code that may run here.")
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="Folder with this silo's data file.")] = None,
     function: Annotated[str | None, typer.Option(help="Or 'module:function'.")] = None,
     folder: Annotated[Path, typer.Option(help="What the silo keeps.")] = Path("../fafed"),
@@ -177,13 +212,23 @@ def site(
         bool, typer.Option(help="Tell the server what is wrong with the data, in a few words.")
     ] = True,
 ) -> None:
-    """Set up a silo's kit: its data, its folder, and what may run. Run it on the silo."""
+    """Set up a silo's kit: its data, its folder, and what may run. Run it on the silo.
+
+    Without options: set up a kit again that has its file already. The file stays as it is.
+    """
     from fafed.errors import ConfigError, nearest
     from fafed.models import MODELS
     from fafed.silos.rehearsal import look
     from fafed.silos.site import Site, SiteData
     from fafed.silos.transports.nvflare.kit_files import install
 
+    own = kit / "local" / "fafed.toml"
+    if data is None and function is None and not allow and own.is_file():
+        Site.read(own)
+        typer.echo(f"{install(kit, own.read_text('utf-8'))}")
+        return
+    if not allow:
+        raise ConfigError("give --allow: a model, or code of your own, that may run on this silo")
     if (data is None) == (function is None):
         raise ConfigError("give one of --data and --function: where this silo's examples are")
     if data is not None and not data.is_dir():
@@ -210,6 +255,7 @@ def site(
         "",
         "[limits]  # what this silo refuses: docs/silos.md lists all of them and their defaults",
     ]
+    _keep_old(own)
     path = install(kit, "\n".join(lines) + "\n")
     Site.read(path)
     typer.echo(f"{path}")
@@ -251,17 +297,26 @@ def renew(
 @app.command()
 def server(
     kit: Kit,
-    runs: Annotated[Path, typer.Option(help="Folder of the run directories.")],
+    runs: Annotated[Path | None, typer.Option(help="Folder of the run directories.")] = None,
     measure: Annotated[Path | None, typer.Option(help="A file to measure the model on.")] = None,
     table: TableFile = None,
     allow: Annotated[
         list[str] | None, typer.Option(help="Code of your own that may run on the server.")
     ] = None,
 ) -> None:
-    """Set up the server's kit: the folder of runs, the data for evaluation, what may run."""
+    """Set up the server's kit: the folder of runs, the data for evaluation, what may run.
+
+    Without options: set up a kit again that has its file already. The file stays as it is.
+    """
     from fafed.errors import ConfigError
     from fafed.silos.transports.nvflare.kit_files import install
 
+    own = kit / "local" / "fafed.toml"
+    if runs is None and measure is None and table is None and not allow and own.is_file():
+        typer.echo(f"{install(kit, own.read_text('utf-8'))}")
+        return
+    if runs is None:
+        raise ConfigError("give --runs: the folder for the run directories")
     if measure is not None and not measure.is_file():
         raise ConfigError(f"--measure {measure} is not a file: give one of inputs and targets")
     text = f"runs = {json.dumps(str(runs.absolute()))}\nallow = {json.dumps(allow or [])}\n"
@@ -269,7 +324,20 @@ def server(
         text += f"measure = {json.dumps(str(measure.absolute()))}\n"
     if rules := _rules(table):
         text += f"\n[table]\n{_toml(rules)}"
+    _keep_old(own)
     typer.echo(f"{install(kit, text)}")
+
+
+def _keep_old(own: Path) -> None:
+    """A file that is written again may have lines that somebody has added."""
+    if own.is_file():
+        old = own.with_suffix(".toml.old")
+        own.replace(old)
+        typer.secho(
+            f"warning: the file that was there is {old} now: copy what you have added to it",
+            fg="yellow",
+            err=True,
+        )
 
 
 def _rules(file: Path | None) -> dict[str, Any]:

@@ -309,7 +309,11 @@ def _text(value: object) -> str:
 
 
 def _gaps(path: Path, name: str, gaps: int) -> DataError:
-    return DataError(f"{path}: column {name!r} has {gaps} gaps: fill them", fault="gaps")
+    return DataError(
+        f"{path}: column {name!r} has {gaps} gaps: fill them, or give rules for the table with "
+        "`fill` or `missing`",
+        fault="gaps",
+    )
 
 
 def numbers_in(texts: Sequence[str]) -> Any:

@@ -137,15 +137,17 @@ def pieces(body: Body) -> Iterator[memoryview]:
                 release()
 
 
-def cut(body: Body, at: int) -> bytes | memoryview:
-    """A piece that begins at this byte. For a large body it is not a copy if possible."""
+def cut(body: Body, at: int, most: int | None = None) -> bytes | memoryview:
+    """A piece of at most so many bytes that begins at this byte. For a large body it is not a copy
+    if possible."""
+    size = PIECE if most is None else min(most, PIECE)
     if isinstance(body, Chain):
         for part in body.parts:
             if 0 <= at < len(part):
-                return part[at : at + PIECE]
+                return part[at : at + size]
             at -= len(part)
         return b""
-    return memoryview(body)[at : at + PIECE]
+    return memoryview(body)[at : at + size]
 
 
 def stretches(leaf: Tensor) -> Iterator[Tensor]:

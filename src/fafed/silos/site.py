@@ -19,6 +19,9 @@
     share = 0.2                              # held out from the rows to train on
     send = ["loss", "accuracy"]              # the numbers that may leave
 
+    [link]
+    rate = 1_000_000                         # bytes per second, each way; 0: no limit
+
     [secure]                                 # secure aggregation: docs/privacy.md
     silos = ["north", "south", "west"]       # who may be in a sum with this silo, itself included
 
@@ -90,6 +93,12 @@ class SiteModel(Part):
     keep: bool = True  # whether the silo takes the final model of a run, see `final_model`
 
 
+class Link(Part):
+    """The silo's line to the server. Where it is slow, messages travel in smaller pieces."""
+
+    rate: int = Field(default=0, ge=0)  # bytes per second, each way; 0: no limit
+
+
 class Evaluate(Part):
     """What the silo measures of the server's model on rows of its own, and what of it may leave."""
 
@@ -139,6 +148,7 @@ class Site(Part):
     limits: Limits = Limits()
     model: SiteModel = SiteModel()
     evaluate: Evaluate = Evaluate()
+    link: Link = Link()
     secure: Secure = Secure()
 
     @classmethod

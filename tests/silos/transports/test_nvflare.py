@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -21,12 +22,14 @@ from fafed.experiments.execute import execute
 from fafed.experiments.rundir import RunDir
 from fafed.silos import messages, payload
 from fafed.silos.messages import EMPTY, ExchangeId, Message
+from fafed.silos.site import Link
 
 pytest.importorskip("nvflare", reason="needs NVIDIA FLARE: pip install 'fafed[nvflare]'")
 
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.message import Message as CellMessage
 
+from fafed.silos.transports.nvflare import endpoint as endpoint_module
 from fafed.silos.transports.nvflare.driver import Driver
 from fafed.silos.transports.nvflare.endpoint import Endpoint, Letter, letters, opened
 from fafed.silos.transports.nvflare.job import FafedRecipe
@@ -299,7 +302,54 @@ def test_a_message_in_letters_and_its_answer(endpoint, size):
     while len(found) < size:
         found += told(endpoint, Letter({"token": "t", "wanted": len(found)})).piece
     assert found == body
-    assert len(endpoint.answer) <= 16  # a large one is not kept
+
+
+@pytest.mark.parametrize("size", [7, 45])
+def test_a_letter_that_comes_again_has_the_same_reply_and_is_answered_once(endpoint, size):
+    """A link breaks after the silo has received a letter, and before the server has its reply."""
+    body, calls = bytes(range(size)), []
+    endpoint.worker.handle = lambda message: calls.append(message) or message
+    for letter in letters(Message(b"head", body), "t"):
+        first, again = told(endpoint, letter), told(endpoint, letter)
+        assert (first.head, first.facts, bytes(first.piece)) == (
+            again.head,
+            again.facts,
+            bytes(again.piece),
+        )
+    assert again.head == b"head"
+    assert len(calls) == 1
+    for _ in range(2):
+        last = told(endpoint, Letter({"token": "t", "wanted": size - 5}))
+        assert bytes(last.piece) == body[-5:]
+
+
+def test_a_silo_that_computes_says_so_and_is_asked_again(endpoint, monkeypatch):
+    monkeypatch.setattr(endpoint_module, "HOLD_SECONDS", 0.05)
+    go = threading.Event()
+    endpoint.worker.handle = lambda message: go.wait(10) and message
+    (letter,) = letters(Message(b"head", b"body"), "t")
+    for asked in (letter, letter, Letter({"token": "t", "poll": True})):
+        assert told(endpoint, asked).facts["working"]
+    assert told(endpoint, Letter({"token": "u", "poll": True})) is None
+    go.set()
+    while (reply := told(endpoint, Letter({"token": "t", "poll": True}))).facts.get("working"):
+        pass
+    assert (reply.head, bytes(reply.piece)) == (b"head", b"body")
+
+
+def test_a_silo_keeps_its_rate_and_asks_for_small_pieces(endpoint, monkeypatch):
+    monkeypatch.setattr(endpoint_module, "LEAST_PIECE", 8)
+    limited = endpoint.worker.site.model_copy(update={"link": Link(rate=10)})
+    endpoint.worker.site = limited
+    begin = time.monotonic()
+    body = bytes(range(12))
+    replies = [told(endpoint, letter) for letter in letters(Message(b"head", body), "t", 10)]
+    assert [reply.facts["most"] for reply in replies] == [10, 10, 10]
+    found = b""
+    while len(found) < 12:
+        found += bytes(told(endpoint, Letter({"token": "t", "wanted": len(found)})).piece)
+    assert found == body
+    assert time.monotonic() - begin > 0.35  # 12 bytes each way, the first 10 of them at once
 
 
 def test_a_silo_whose_own_file_is_wrong_says_so_and_no_more(tmp_path):

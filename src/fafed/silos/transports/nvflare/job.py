@@ -43,7 +43,7 @@ from fafed.silos.transports.nvflare.kit_files import (
     server_file,
     silo_file,
 )
-from fafed.silos.transports.nvflare.wire import Aborted, Wire
+from fafed.silos.transports.nvflare.wire import ABSENCE, Aborted, Wire
 from fafed.training.loop import Diverged
 
 
@@ -76,6 +76,7 @@ class FafedController(Controller):  # type: ignore[misc]
         min_silos: int,
         deadline: float = 3600.0,
         start: float = 300.0,
+        absence: float = ABSENCE,
     ) -> None:
         super().__init__()
         self.experiments = experiments
@@ -83,6 +84,7 @@ class FafedController(Controller):  # type: ignore[misc]
         self.min_silos = min_silos
         self.deadline = deadline
         self.start = start
+        self.absence = absence
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         self.pause = threading.Event()
@@ -99,7 +101,7 @@ class FafedController(Controller):  # type: ignore[misc]
             if why := outdated(workspace):
                 raise ConfigError(why)
             own = server_file(workspace)
-            self.wire = Wire(fl_ctx, abort_signal, own.runs)
+            self.wire = Wire(fl_ctx, abort_signal, own.runs, self.absence)
             federation = FederationConfig(
                 tuple(self.silos), self.min_silos, self.deadline, self.start
             )
@@ -220,6 +222,7 @@ class FafedRecipe(Recipe):  # type: ignore[misc]
         min_silos: int | None = None,
         deadline: float = 3600.0,
         start: float = 300.0,
+        absence: float = ABSENCE,
     ) -> None:
         several = [experiments] if isinstance(experiments, Experiment) else list(experiments)
         for one in several:
@@ -230,7 +233,7 @@ class FafedRecipe(Recipe):  # type: ignore[misc]
         job = FedJob(name=several[0].name, min_clients=fewest)
         job.set_app_packages(["fafed"])  # fafed is installed everywhere: a job carries no code
         contents = [experiment.to_dict() for experiment in several]
-        job.to_server(FafedController(contents, list(silos), fewest, deadline, start))
+        job.to_server(FafedController(contents, list(silos), fewest, deadline, start, absence))
         job.to_clients(FafedExecutor())
         super().__init__(job)
 

@@ -5,6 +5,7 @@
                            (allow), what one silo may do to a run ([bounds], fafed.silos.bounds)
     local/resources.json   FLARE's own: a job may use one class of fafed and no other, and the
                            parent process has a gate (fafed.silos.transports.nvflare.gate)
+    local/comm_config.json     FLARE's own: how long it waits on a slow link
     local/authorization.json   on a silo: nobody may send code, read files, or operate it
 
 FLARE's simulator has no kits. There the variable FAFED_SILO names the silos' files, with {name} for
@@ -29,6 +30,10 @@ from fafed.silos.site import Kit
 SERVER_CLASS = "fafed.silos.transports.nvflare.job.FafedController"
 SILO_CLASS = "fafed.silos.transports.nvflare.job.FafedExecutor"
 GATE = {"id": "fafed_gate", "path": "fafed.silos.transports.nvflare.gate.Gate", "args": {}}
+LINK = {
+    "streaming_retry_wait": 15.0,  # seconds; shorter than a piece takes, it would be sent twice
+    "streaming_ack_interval": 2**20,  # bytes; a slow link must acknowledge within a minute
+}
 FORBIDDEN = ("byoc", "operate", "shell_commands", "server-predeployed-flwr")  # on a silo
 
 
@@ -92,10 +97,18 @@ def install(kit: Path, content: str) -> Path:
     found["components"] = [GATE, *others]
     _keep_inside(found, kit)
     resources.write_text(json.dumps(found, indent=2), "utf-8")
+    _configure_link(local)
     path = local / "fafed.toml"
     path.write_text(content, "utf-8")
     close(kit)
     return path
+
+
+def _configure_link(local: Path) -> None:
+    """FLARE's settings for links. Those that are in the file already stay."""
+    path = local / "comm_config.json"
+    found = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    path.write_text(json.dumps(LINK | found, indent=2), "utf-8")
 
 
 def outdated(kit: Path) -> str:

@@ -63,13 +63,7 @@ class PrivateBuilder(Builder):  # type: ignore[misc]
 
 def project(silos: Iterable[str], *, host: str, port: int, name: str = "fafed") -> str:
     """The project file for `nvflare provision`."""
-    sites = list(silos)
-    for silo in sites:
-        if not re.fullmatch(SITE, silo) or silo in (*RESERVED, host):
-            raise ConfigError(
-                f"the silo's name {silo!r} cannot be used with FLARE: take letters, digits, - and "
-                f"_, at most 63, and none of {', '.join((*RESERVED, host))}"
-            )
+    clients = [participant(silo, host) for silo in silos]
     if not re.fullmatch(HOST, host):
         raise ConfigError(
             f"the server's name {host!r} is not a host name: take letters, digits, - and ., at "
@@ -78,7 +72,6 @@ def project(silos: Iterable[str], *, host: str, port: int, name: str = "fafed") 
     if not 1 <= port <= 65535:
         raise ConfigError(f"port {port} is not between 1 and 65535")
     server = {"name": host, "type": "server", "org": "fafed"}
-    clients = [{"name": s, "type": "client", "org": re.sub(r"\W", "_", s)} for s in sites]
     admin = {"name": ADMIN, "type": "admin", "org": "fafed", "role": "project_admin"}
     content = {
         "api_version": 3,
@@ -92,6 +85,16 @@ def project(silos: Iterable[str], *, host: str, port: int, name: str = "fafed") 
         "builders": list(BUILDERS),
     }
     return str(yaml.safe_dump(content, sort_keys=False))
+
+
+def participant(silo: str, host: str) -> dict[str, str]:
+    """A silo's entry in the project file."""
+    if not re.fullmatch(SITE, silo) or silo in (*RESERVED, host):
+        raise ConfigError(
+            f"the silo's name {silo!r} cannot be used with FLARE: take letters, digits, - and "
+            f"_, at most 63, and none of {', '.join((*RESERVED, host))}"
+        )
+    return {"name": silo, "type": "client", "org": re.sub(r"\W", "_", silo)}
 
 
 def provision(folder: Path, silos: Sequence[str], *, host: str = "localhost") -> Path:

@@ -20,10 +20,20 @@ from fafed.errors import FafedError
 from fafed.silos import payload
 from fafed.silos.messages import Message
 from fafed.silos.server import log
-from fafed.silos.transports.nvflare.endpoint import CHANNEL, TOPIC, Letter, letters, opened
+from fafed.silos.transports.nvflare.endpoint import (
+    CHANNEL,
+    LEAST_PIECE,
+    TOPIC,
+    Letter,
+    letters,
+    opened,
+)
 
 PING_SECONDS = 2.0
-GONE = 3  # pings in a row without an answer, until a silo counts as gone
+ABSENCE = 6.0  # seconds of pings without an answer, until a silo counts as gone
+AGAIN_SECONDS = 1.0  # before a letter that was not delivered is sent again
+LOST_SECONDS = 8.0  # without a reply, and the time that a piece takes: the letter is lost
+LEAST_RATE = 250_000  # bytes per second of a link without a limit; a slower one needs a limit
 NOBODY = (ReturnCode.COMM_ERROR, ReturnCode.TARGET_UNREACHABLE, ReturnCode.INVALID_TARGET)
 
 
@@ -35,11 +45,18 @@ class Wire:
     """The transport. Each request waits for its answer in a thread of its own. Large answers go
     into the folder."""
 
-    def __init__(self, fl_ctx: FLContext, abort_signal: Signal, folder: Path) -> None:
+    def __init__(
+        self, fl_ctx: FLContext, abort_signal: Signal, folder: Path, absence: float = ABSENCE
+    ) -> None:
+        """absence: how long a silo may be unreachable, in seconds. Then it counts as gone."""
         self.engine = fl_ctx.get_engine()
         self.job = fl_ctx.get_job_id()
         self.abort = abort_signal
         self.folder = folder
+        self.absence = absence
+        self.pieces: dict[str, int] = {}  # silo -> bytes of a piece, if it has said so
+        self.waits: dict[str, Signal] = {}  # silo -> ends the wait for the reply to its letter
+        self.heard: set[str] = set()  # silos that have replied to a letter in this job
         self.met: set[str] = set()  # silos that have answered in this job
         self.gone: set[str] = set()  # silos that had answered, and are gone
         self.busy: set[str] = set()  # silos that have not answered an earlier request
@@ -70,7 +87,7 @@ class Wire:
                 for silo in waiting & self.met:
                     self._thread(self._ping, silo, misses)
                 look = time.monotonic() + PING_SECONDS
-            for silo in [s for s in waiting if misses[s] >= GONE]:
+            for silo in [s for s in waiting if misses[s] * PING_SECONDS >= self.absence]:
                 self.gone.add(silo)
                 waiting.discard(silo)
                 yield silo, None
@@ -102,11 +119,14 @@ class Wire:
         """Send a request and receive the answer, piece by piece, so that no process holds a large
         message as a whole."""
         token, reply = secrets.token_hex(8), None
-        for letter in letters(request, token):
+        for letter in letters(request, token, self.pieces.get(silo)):
             reply = self._exchanged(silo, letter, end)
             if reply is None:
                 return None
-        assert reply is not None
+        while reply is not None and reply.facts.get("working"):
+            reply = self._exchanged(silo, Letter({"token": token, "poll": True}), end)
+        if reply is None:
+            return None
         size, head, at = reply.facts.get("size"), reply.head, 0
         if type(size) is not int or not 0 <= size <= limit:
             log.warning("silo %r announces %.40r bytes, not 0 to %d; refused", silo, size, limit)
@@ -131,12 +151,30 @@ class Wire:
                 return Message(b"", b"")
 
     def _exchanged(self, silo: str, letter: Letter, end: float) -> Letter | None:
-        """The silo's answer to a letter, or None."""
-        reply = self._sent(silo, letter, end - time.monotonic())
-        if reply is None or _code(reply) != ReturnCode.OK:
-            return None
+        """The silo's answer to a letter, or None. A letter that was lost is sent again, if the
+        silo has been there: its link may have broken."""
+        until = time.monotonic() + self.absence
+        wanted = self.pieces.get(silo, payload.PIECE) if "wanted" in letter.facts else 0
+        lost = LOST_SECONDS + max(len(letter.piece), wanted) / LEAST_RATE
+        while True:
+            reply = self._sent(silo, letter, min(lost, end - time.monotonic()))
+            code = _code(reply)
+            if code == ReturnCode.OK and reply is not None:
+                break
+            if code == ReturnCode.TIMEOUT:  # it may have been reachable meanwhile: pings tell
+                until = time.monotonic() + self.absence
+            over = time.monotonic() + AGAIN_SECONDS > min(end, until) or silo in self.gone
+            again = code in (*NOBODY, ReturnCode.TIMEOUT) and silo in self.heard
+            if over or not again or self.abort.triggered:
+                return None
+            time.sleep(AGAIN_SECONDS)
+        self.heard.add(silo)
         # Something that is not a letter is a bad answer. The silo is not gone.
-        return opened(reply) or Letter({"size": -1})
+        found = opened(reply) or Letter({"size": -1})
+        most = found.facts.get("most")
+        if type(most) is int and LEAST_PIECE <= most <= payload.PIECE:
+            self.pieces[silo] = most
+        return found
 
     def _sent(self, silo: str, letter: Letter, seconds: float) -> CellMessage | None:
         """The reply to a letter; None if it does not come from the silo that was asked."""
@@ -144,6 +182,9 @@ class Wire:
         if client is None:
             return None
         target = FQCN.join([client.get_fqcn(), self.job])
+        wait = Signal(self.abort)
+        if "ping" not in letter.facts:
+            self.waits[silo] = wait
         reply = self.engine.get_cell().send_request(
             channel=CHANNEL,
             topic=TOPIC,
@@ -151,7 +192,7 @@ class Wire:
             request=letter.packed(),
             timeout=seconds,
             optional=True,
-            abort_signal=self.abort,
+            abort_signal=wait,
         )
         if _code(reply) != ReturnCode.OK:
             return reply
@@ -169,6 +210,8 @@ class Wire:
         if code in NOBODY:
             misses[silo] += 1  # a slow silo has time until the deadline
         elif code == ReturnCode.OK:
+            if misses[silo] and silo in self.waits:  # the link is back, and what was on it is lost
+                self.waits[silo].trigger(True)
             misses[silo] = 0
 
     @staticmethod
