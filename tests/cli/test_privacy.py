@@ -44,6 +44,20 @@ def test_the_plan_of_an_experiment(small):
     assert f"{plan['epsilon'][-1]:.3f}" in text
 
 
+def test_the_plan_of_silos_needs_no_data(small):
+    path = small(privacy=NOISY | {"noise": 1.2, "max_epsilon": 5.0})
+    due = json.loads(shown(path, "--json"))
+    assert json.loads(shown(path, "--json", "--examples", "60,60,60,60")) == due
+    for file in (path.parent / "data").iterdir():
+        file.unlink()
+    found = json.loads(shown(path, "--json", "--examples", "60, 600"))
+    assert found["clients"][0] == due["clients"][0] > found["clients"][1]
+    with pytest.raises(ConfigError, match="must be whole numbers, for example 1200,800,950"):
+        shown(path, "--examples", "60,none")
+    with pytest.raises(ConfigError, match=r"promises nothing to a client with 20000000 examples"):
+        shown(path, "--examples", "60,20000000")
+
+
 def test_the_noise_for_an_epsilon(small):
     path = small(privacy=NOISY | {"noise": 9.0}, algorithm={"name": "fedavg", "eta": 0.1})
     path.write_text(path.read_text("utf-8").replace("noise = 9.0\n", ""), "utf-8")

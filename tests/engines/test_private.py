@@ -17,11 +17,17 @@ from fafed import FAFED, STEM, ConfigError, FedAvg, Mime, Privacy
 from fafed.data.sources.examples import examples_of
 from fafed.engines.private import Private
 from fafed.experiments import checkpoint
+from fafed.kernels import build as kernels
 from fafed.objectives.function import Function
+from fafed.objectives.layerwise import Layerwise
 from fafed.objectives.module import Model
 from fafed.training.build import build
 
 DELTA = 1e-5
+
+
+def has_compiler():
+    return kernels.available(torch.float64)
 
 
 def private(**changes):
@@ -150,13 +156,35 @@ def convolutions():
     ).double()
 
 
-@pytest.mark.parametrize("module", [net, convolutions])
+def pooled():
+    """A network that is written in C, for images."""
+    torch.manual_seed(2)
+    return nn.Sequential(
+        *(nn.Conv2d(1, 3, 3), nn.MaxPool2d(2), nn.Tanh()),
+        *(nn.Flatten(), nn.Linear(27, 5), nn.ReLU(), nn.Linear(5, 3)),
+    ).double()
+
+
+def on_images(module):
+    clients = [
+        (x.repeat(1, 11)[:, :64].reshape(-1, 1, 8, 8), y) for x, y in map(data, (40, 40), (0, 1))
+    ]
+    source = examples_of(clients, batch_size=10)
+    settings = {"rounds": 1, "local_steps": 1, "privacy": private()}
+    return build(FedAvg(0.1), Model(module, F.cross_entropy), source, **settings)
+
+
+@pytest.mark.parametrize(
+    ("module", "in_c"), [(net, True), (net, False), (pooled, True), (convolutions, False)]
+)
 @pytest.mark.parametrize("keep", [None, 0.9, torch.tensor(0.4, dtype=torch.float64)])
-def test_sums_layer_by_layer_are_those_of_a_loop_over_examples(module, keep):
+def test_fast_sums_are_those_of_a_loop_over_examples(module, in_c, keep):
     """One gradient of each example, or the difference of two at near points, which is clipped."""
-    run = started(module())
+    run = on_images(module()) if module is pooled else started(module())
     batch, objective = first_batch(run), run.engine.objective
-    assert objective.layers is not None
+    assert (objective.network is not None) == (module is not convolutions and has_compiler())
+    if not in_c:
+        objective.network, objective.layers = None, Layerwise(objective.inner)
     x, memory = objective.x0, objective.start()
     near = x + 1e-3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).double()
     points = [(x, 1.0)] if keep is None else [(x, 1.0), (near, -keep)]
@@ -178,6 +206,13 @@ def test_sums_layer_by_layer_are_those_of_a_loop_over_examples(module, keep):
         assert clipped or clip == 0.5
         objective.norm = clip
         close(objective.combined_sum(points, batch, memory), due, atol=1e-12)
+
+
+def test_without_a_compiler_sums_are_made_layer_by_layer(monkeypatch):
+    monkeypatch.setattr("fafed.kernels.build.available", lambda dtype: False)
+    objective = started(net()).engine.objective
+    assert objective.network is None
+    assert objective.layers is not None
 
 
 def test_layers_that_cannot_be_split_use_vmap():

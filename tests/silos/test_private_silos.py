@@ -19,6 +19,7 @@ from fafed.errors import ConfigError, FafedError
 from fafed.experiments.config import Experiment
 from fafed.experiments.execute import execute
 from fafed.experiments.rundir import RunDir
+from fafed.objectives.layerwise import Layerwise
 from fafed.privacy.accounting import Released, epsilon_of
 from fafed.silos import messages
 from fafed.silos.limits import Limits, Refusal
@@ -331,8 +332,8 @@ def test_a_new_process_for_every_message(tmp_path, seeded):
     assert torch.equal(final(here), final(run(found, tmp_path, wire)))
 
 
-@pytest.mark.parametrize("layers", [True, False])
-def test_an_example_whose_gradient_is_not_finite_counts_as_zero_on_a_silo(layers, tmp_path):
+@pytest.mark.parametrize("way", ["as chosen", "layers", "vmap"])
+def test_an_example_whose_gradient_is_not_finite_counts_as_zero_on_a_silo(way, tmp_path):
     """An error would tell the server that it is there."""
     server = Server(tmp_path, small(tmp_path, "fedavg"))
     server.hello()
@@ -345,9 +346,9 @@ def test_an_example_whose_gradient_is_not_finite_counts_as_zero_on_a_silo(layers
     wild = inputs.clone()
     wild[1] = 3e38
     rows = torch.tensor([0, 1, 2])
-    if not layers:
-        visit.gradients.layers = None
-    assert (visit.gradients.layers is not None) == layers
+    if way != "as chosen":
+        visit.gradients.network = None
+        visit.gradients.layers = Layerwise(own.gradients.inner) if way == "layers" else None
 
     def total(inputs, rows):
         kind = type(batch.data)

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fafed.cli.options import Changes, Json, Name, print_json
 
+if TYPE_CHECKING:
+    from fafed.experiments.config import Experiment
+    from fafed.training.budget import Budget
+
 Wanted = Annotated[
     float | None, typer.Option("--epsilon", help="Find the noise that spends this much.")
+]
+Examples = Annotated[
+    str | None,
+    typer.Option(metavar="N,N,...", help="How many examples each silo has."),
 ]
 TENTHS = 10
 SHOWN = 20  # clients of which the table has a row
 
 
 def privacy(
-    experiment: Name, changes: Changes = None, wanted: Wanted = None, as_json: Json = False
+    experiment: Name,
+    changes: Changes = None,
+    wanted: Wanted = None,
+    examples: Examples = None,
+    as_json: Json = False,
 ) -> None:
     """Show epsilon after each tenth of the rounds, or the noise for a wanted epsilon.
 
-    The experiment needs a table [privacy] with a level. Nothing is trained.
+    The experiment needs a table [privacy] with a level. Nothing is trained. With --examples no data
+    is read: the plan is that of silos with so many examples.
     """
     from rich.console import Console
     from rich.table import Table
@@ -36,7 +49,7 @@ def privacy(
     if wanted is not None:
         table = {k: v for k, v in found.privacy.items() if k != "max_epsilon"}
         found = found.changed(privacy=table)
-    budget = assemble.prepare(found).run.budget
+    budget = _over_silos(found, examples) if examples else assemble.prepare(found).run.budget
     if budget is None:
         raise ConfigError(
             f"{experiment} has no noise: add [privacy] with a level, noise, clip, delta"
@@ -79,3 +92,20 @@ def privacy(
     if len(clients) > SHOWN:
         each.add_row("...", f"{len(clients) - SHOWN} more: --json shows all")
     Console().print(each)
+
+
+def _over_silos(experiment: Experiment, examples: str) -> Budget | None:
+    """The plan of silos with these numbers of examples. None: the experiment has no noise."""
+    from fafed.errors import ConfigError
+    from fafed.experiments import assemble, model_options
+    from fafed.silos.limits import refuse_client_level
+    from fafed.silos.private import plan
+
+    counts = [int(n) if n.strip().isdecimal() else 0 for n in examples.split(",")]
+    if min(counts) < 1:
+        raise ConfigError(f"--examples {examples} must be whole numbers, for example 1200,800,950")
+    refuse_client_level(experiment)
+    if experiment.privacy_options().level is None:
+        return None
+    model_options.require_sizes(experiment)
+    return plan(experiment, assemble.model(experiment, text=False), counts)

@@ -126,6 +126,25 @@ class Network:
         _refuse(wrong, targets)
         return gradient, losses
 
+    def clipped_sum(
+        self, x: Tensor, factors: Tensor, inputs: Tensor, targets: Tensor, clip: float
+    ) -> tuple[Tensor, Tensor]:
+        """(points, d), (points,), (b, ...), (b,) -> the sum (d,) of the examples' gradients, and
+        their norms (b,). An example's gradient is added up over the points with these factors, and
+        clipped. It is left out if its norm is not finite."""
+        inputs, targets, x = inputs.contiguous(), targets.contiguous(), x.contiguous()
+        factors = factors.double().contiguous()
+        work = self._work(inputs.shape[1:], 1)
+        total, (one, part) = x.new_zeros(self.parameters), x.new_empty(2, self.parameters)
+        norms = x.new_empty(len(targets), dtype=torch.float64)
+        wrong = work.library.clipped(
+            *(work.layers, len(work.layers), len(targets), self.parameters),
+            *(inputs[0].numel(), len(x), clip),
+            *addresses(x, factors, inputs, targets, total, norms, one, part, work.room),
+        )
+        _refuse(wrong, targets)
+        return total, norms
+
     def takes_steps(self, pool: Tensor, b: int) -> bool:
         """Whether batches of b of these are small enough for `sgd_steps` and `storm_steps`."""
         _, most = self._layout(pool.shape[1:])

@@ -11,22 +11,23 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from fafed import files
-from fafed.core.algorithm import AnyAlgorithm
 from fafed.data.sources.base import Draws, Source
-from fafed.data.sources.poisson import Poisson
+from fafed.data.sources.poisson import Poisson, sampling_rates
 from fafed.engines.private import Private
 from fafed.errors import FafedError
+from fafed.experiments import assemble
 from fafed.experiments.config import Experiment
 from fafed.objectives.module import Model
 from fafed.privacy.accounting import Released, Uses, epsilon_of
 from fafed.privacy.secret import Secret
 from fafed.silos.limits import LOCK_SECONDS, Limits, Refusal
+from fafed.training.budget import Budget
 from fafed.training.cohort import Cohort
 from fafed.training.private import check_examples, example_budget, private_gradients
 
@@ -101,6 +102,23 @@ def check_total(batches: Batches, limits: Limits) -> None:
         )
 
 
+def plan(experiment: Experiment, goal: Model, examples: Sequence[int]) -> Budget:
+    """What silos with so many examples will spend of their rows' privacy. It needs no data."""
+    options = experiment.privacy_options()
+    check_examples(options, goal, examples)
+    sizes = assemble.sizes(experiment)
+    batch, anchor = sizes["batch_size"], sizes["anchor_size"]
+    return example_budget(
+        options,
+        experiment.bound_algorithm(1, goal.shapes),
+        goal,
+        [sampling_rates(n, batch, batch if anchor is None else anchor) for n in examples],
+        Cohort(len(examples), participation=experiment.participation, seed=experiment.seed),
+        rounds=experiment.rounds,
+        local_steps=experiment.local_steps,
+    )
+
+
 class PrivateVisit:
     """One visit: noise and samples that were never used before."""
 
@@ -131,7 +149,6 @@ class PrivateSilo:
         self,
         run: str,
         experiment: Experiment,
-        algorithm: AnyAlgorithm,
         goal: Model,
         source: Source,
         client: int,
@@ -139,34 +156,26 @@ class PrivateSilo:
         ledger: Ledger,
         limits: Limits,
     ) -> None:
-        """algorithm: it is bound to the model."""
         options = experiment.privacy_options()
         assert options.noise is not None
         assert options.delta is not None
         self.run, self.ledger, self.limits = run, ledger, limits
         self.noise, self.delta = options.noise, options.delta
         self.most = options.max_epsilon or float("inf")
-        check_examples(options, goal, [source.examples[client]])
-        rounds, steps = experiment.rounds, experiment.local_steps
+        # every silo is planned as this one: a silo knows only its own number of examples
+        clients = len(source.examples)
+        self.budget = plan(experiment, goal, [source.examples[client]] * clients)
         self.gradients, self.source = private_gradients(
             options,
             goal,
             source,
             client,
-            rounds=rounds,
-            local_steps=steps,
+            rounds=experiment.rounds,
+            local_steps=experiment.local_steps,
             seed=experiment.seed,
         )
         self.rates = self.source.rates(client)
-        clients = len(source.examples)
-        cohort = Cohort(clients, participation=experiment.participation, seed=experiment.seed)
-        # every silo is planned as this one: a silo knows only its own number of examples
-        rates = [self.rates] * clients
-        bound = algorithm.bind_run(rounds, steps)
-        self.budget = example_budget(
-            options, bound, goal, rates, cohort, rounds=rounds, local_steps=steps
-        )
-        made = self.budget.affordable(rounds)
+        made = self.budget.affordable(experiment.rounds)
         self.rounds = self.budget.accountant.rounds_of_clients(made)[client]
 
     def plan(self) -> Batches:

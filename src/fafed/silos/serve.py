@@ -15,7 +15,6 @@ from fafed import data as datasets
 from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.records import Record
 from fafed.data.normalise import MOST_INPUTS, Normalisation
-from fafed.data.sources.poisson import sampling_rates
 from fafed.engines.private import refuse_what_mixes_examples
 from fafed.engines.wire import wiring_of
 from fafed.errors import FAULTS, ConfigError
@@ -32,6 +31,7 @@ from fafed.silos.audit import Audit, logged
 from fafed.silos.bounds import Bounds, Guard
 from fafed.silos.limits import refuse_client_level
 from fafed.silos.messages import EMPTY, Content, ExchangeId, Facts, Refused
+from fafed.silos.private import plan
 from fafed.silos.remote_engine import NAME as ENGINE_NAME
 from fafed.silos.remote_engine import Silos, Spent
 from fafed.silos.server import FederationConfig, Mailbox, TooFew, Transport, Unfit, log
@@ -142,7 +142,7 @@ def serve(
         there = cast(Silos, run.engine)
         there.spent = known.get("spent", {})
         if experiment.privacy_options().level == "example":
-            run.budget = _budget(experiment, run, goal, known["examples"])
+            run.budget = _planned(experiment, goal, known["examples"])
         if known.get("sends"):
             run.measure = _with_silos(tried, there)
         begun.append((known["run"], run))
@@ -197,32 +197,17 @@ def check_privacy(experiment: Experiment, silos: Sequence[str]) -> None:
         )
 
 
-def _budget(experiment: Experiment, run: Run, goal: Model, examples: Sequence[int]) -> Budget:
-    """The plan of what each silo spends of its rows' privacy. It follows from public numbers."""
-    from fafed.training.private import check_examples, example_budget
-
-    options = experiment.privacy_options()
-    check_examples(options, goal, examples)
-    sizes = assemble.sizes(experiment)
-    batch, anchor = sizes["batch_size"], sizes["anchor_size"]
-    found = example_budget(
-        options,
-        run.algorithm,
-        goal,
-        [sampling_rates(n, batch, batch if anchor is None else anchor) for n in examples],
-        run.cohort,
-        rounds=run.rounds,
-        local_steps=run.local_steps,
-    )
-    last = found.affordable(run.rounds)
+def _planned(experiment: Experiment, goal: Model, examples: Sequence[int]) -> Budget:
+    budget = plan(experiment, goal, examples)
+    last, accountant = budget.affordable(experiment.rounds), budget.accountant
     log.info(
         "differential privacy of each example: epsilon %.2f at delta %g after round %d, in the "
         "silo that spends most",
-        found.accountant.epsilon(last),
-        found.accountant.delta,
+        accountant.epsilon(last),
+        accountant.delta,
         last,
     )
-    return found
+    return budget
 
 
 def _secure(

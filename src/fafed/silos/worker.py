@@ -474,12 +474,10 @@ class Worker:
     ) -> PrivateSilo | None:
         if experiment.privacy_options().level != "example":
             return None
-        algorithm = experiment.bound_algorithm(1, goal.shapes)
         try:
             return PrivateSilo(
                 run,
                 experiment,
-                algorithm,
                 goal,
                 source,
                 client,

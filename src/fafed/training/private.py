@@ -83,11 +83,11 @@ def check_examples(privacy: Privacy, objective: Objective, examples: Sequence[in
     delta = privacy.delta
     assert delta is not None
     refuse_what_mixes_examples(objective)
-    smallest = min(examples)
-    if delta >= 1 / smallest:
+    largest = max(examples)
+    if delta >= 1 / largest:
         raise ConfigError(
-            f"privacy.delta = {delta:g} promises nothing to a client with {smallest} examples: one "
-            f"of them could be published; use less than {1 / smallest:.1g}"
+            f"privacy.delta = {delta:g} promises nothing to a client with {largest} examples: one "
+            f"of them could be published; use less than {1 / largest:.1g}"
         )
     if privacy.combine and (objective.clip is not None or objective.sam):
         raise ConfigError(

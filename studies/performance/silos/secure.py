@@ -1,37 +1,47 @@
-"""Seconds of a round with secure aggregation against the same round in the open.
+"""What secure aggregation costs: seconds and bytes of a round, against the same round in the open.
 
-    python studies/performance/silos/secure.py [--flare] [--passes 3] [--large 5000000]
+    python studies/performance/silos/secure.py [--only small,large,flare] [--passes 3]
+    python studies/performance/silos/secure.py --render-only
 
 FedAvg on a linear model, one step on one example, so the computation is next to nothing. Silos are
-workers in this process, one after another: 3, 10 and 20 of them at 26,620 parameters, and 3 at a
-larger model. With --flare, 3 silos are also processes on loopback with mutual TLS. Open and secure
-rounds take turns, and the median of the passes is printed. The first round of a run is left out.
-In process, silos do not work at the same time, so their seconds add up: with silos on machines of
-their own a round takes less. Needs fafed[nvflare,privacy].
+workers in this process, one after another: 3, 10 and 20 of them at 26,620 parameters (`small`), and
+3 at 50 million (`large`). In `flare`, 3 silos are processes on loopback with mutual TLS, at both
+sizes. Open and secure rounds take turns, and the median of the passes counts. The first round of a
+run is left out. In process, silos do not work at the same time, so their seconds add up: with silos
+on machines of their own a round takes less. 10 and 20 silos at 50 million parameters are left out:
+in one process their seconds would add up to minutes, and as processes they need more than 24 GiB.
+
+The results are in secure.json, each case with the options that it was measured with. They are
+merged, so cases can be measured one by one. The table of docs/privacy.md is written from it. On two
+idle cores: small about 1 minute, large 2, flare 7; large needs 4 GiB, flare 10 GiB. Needs
+fafed[nvflare,privacy].
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.x509.oid import NameOID
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+sys.path[:0] = [str(HERE), str(ROOT)]
 
 from overhead import linear  # noqa: E402
 
-from fafed.core.records import Record  # noqa: E402
 from fafed.experiments.config import Experiment  # noqa: E402
 from fafed.experiments.rundir import RunDir  # noqa: E402
 from fafed.silos.messages import Message  # noqa: E402
@@ -39,8 +49,10 @@ from fafed.silos.serve import serve  # noqa: E402
 from fafed.silos.server import FederationConfig  # noqa: E402
 from fafed.silos.site import Kit, Site  # noqa: E402
 from fafed.silos.worker import Worker  # noqa: E402
+from studies.performance import machine  # noqa: E402
+from studies.privacy import costs  # noqa: E402
 
-SMALL = 26_620
+SMALL, LARGE = 26_620, 50_000_000
 PEM = serialization.Encoding.PEM
 
 
@@ -97,52 +109,93 @@ def workers(folder: Path, silos: int, experiment: Experiment) -> dict[str, Worke
     return found
 
 
-def in_process(experiment: Experiment, silos: int, folder: Path) -> float:
+def in_process(experiment: Experiment, silos: int, folder: Path) -> RunDir:
     made = workers(folder / "silos", silos, experiment)
     place = RunDir(folder / "run")
     config = FederationConfig.with_defaults(list(made))
     serve(experiment, place, InProcess(made), config)
-    return seconds(place.records())
+    return place
 
 
-def over_flare(experiment: Experiment, silos: int, folder: Path) -> float:
+def over_flare(experiment: Experiment, silos: int, folder: Path) -> RunDir:
     from fafed.silos.transports.nvflare.try_out import attempt
 
     attempt([experiment], silos, folder)
-    return seconds(RunDir.for_experiment(experiment, folder).records())
+    return RunDir.for_experiment(experiment, folder)
 
 
-def seconds(records: list[Record]) -> float:
+def seconds(place: RunDir) -> float:
     """Of one round; the first one also prepares."""
+    records = place.records()
     return (records[-1].seconds - records[0].seconds) / (len(records) - 1)
+
+
+def kilobytes(place: RunDir, silos: int) -> float:
+    """That one silo and the server send each other in one round, without the first."""
+    lines = (place.path / "audit.jsonl").read_text("utf-8").splitlines()
+    told = [json.loads(line) for line in lines]
+    last = max(one["round"] for one in told)
+    rounds = [one for one in told if one["round"] > 1 and one["kind"] not in ("final", "kept")]
+    return sum(one["bytes"] for one in rounds) / (last - 1) / silos / 1000
+
+
+CASES: dict[str, list[tuple[str, Any, int, int]]] = {
+    "small": [("in process", in_process, n, SMALL) for n in (3, 10, 20)],
+    "large": [("in process", in_process, 3, LARGE)],
+    "flare": [("on FLARE", over_flare, 3, size) for size in (SMALL, LARGE)],
+}
+
+
+def measured(timed: Any, silos: int, parameters: int, passes: int) -> dict[str, Any]:
+    rounds = 11 if parameters < 1e6 else 4
+    plain = linear(parameters // 10 - 1, rounds, silos)
+    ways = {"open": plain, "secure": plain.changed(privacy={"secure": True})}
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    sizes: dict[str, float] = {}
+    for _ in range(passes):
+        for name, experiment in ways.items():
+            with tempfile.TemporaryDirectory() as folder:
+                place = timed(experiment, silos, Path(folder))
+                found[name].append(seconds(place))
+                sizes[name] = kilobytes(place, silos)
+    return {
+        name: {"seconds": statistics.median(own), "passes": own, "kilobytes": sizes[name]}
+        for name, own in found.items()
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default=",".join(CASES), help=f"of {', '.join(CASES)}")
     parser.add_argument("--passes", type=int, default=3)
-    parser.add_argument("--large", type=int, default=5_000_000)
-    parser.add_argument("--flare", action="store_true", help="three silos as processes, too")
+    parser.add_argument("--large", type=int, default=LARGE, help="parameters of the large model")
+    parser.add_argument("--output", type=Path, default=costs.SECURE)
+    parser.add_argument("--render-only", action="store_true", help="measure nothing")
     chosen = parser.parse_args()
     os.environ["PYTHONPATH"] = f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    cases = [("in process", in_process, n, SMALL) for n in (3, 10, 20)]
-    cases.append(("in process", in_process, 3, chosen.large))
-    if chosen.flare:
-        cases += [("on FLARE", over_flare, 3, size) for size in (SMALL, chosen.large)]
-    for where, timed, silos, parameters in cases:
-        rounds = 11 if parameters < 1e6 else 4
-        plain = linear(parameters // 10 - 1, rounds, silos)
-        secure = plain.changed(privacy={"secure": True})
-        found: dict[str, list[float]] = {"open": [], "secure": []}
-        for _ in range(chosen.passes):
-            for name, experiment in (("open", plain), ("secure", secure)):
-                with tempfile.TemporaryDirectory() as folder:
-                    found[name].append(timed(experiment, silos, Path(folder)))
-        a, b = (statistics.median(found[name]) for name in ("open", "secure"))
-        print(
-            f"{silos:3} silos {where}, {parameters:,} parameters: open {a:.3f} s, secure {b:.3f} s "
-            f"a round; {b - a:.3f} s more, {b / a:.2f} times",
-            flush=True,
-        )
+    for group in () if chosen.render_only else chosen.only.split(","):
+        for where, timed, silos, size in CASES[group]:
+            parameters = chosen.large if size == LARGE else size
+            began = time.perf_counter()
+            one = measured(timed, silos, parameters, chosen.passes)
+            results = costs.read(chosen.output) or {"cases": {}}
+            results["machine"] = machine.describe(os.cpu_count() or 1)
+            results["cases"][f"{where}, {silos}, {parameters}"] = {
+                "where": where,
+                "silos": silos,
+                "parameters": parameters,
+                **one,
+            }
+            chosen.output.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+            a, b = one["open"]["seconds"], one["secure"]["seconds"]
+            print(
+                f"{silos:3} silos {where}, {parameters:,} parameters: open {a:.3f} s, secure "
+                f"{b:.3f} s a round; {b - a:.3f} s more, {b / a:.2f} times "
+                f"({time.perf_counter() - began:.0f} s in all)",
+                flush=True,
+            )
+    if chosen.output == costs.SECURE:
+        costs.write()
 
 
 if __name__ == "__main__":

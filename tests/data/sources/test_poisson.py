@@ -11,6 +11,7 @@ import torch
 from fafed.data.sources.examples import Examples
 from fafed.data.sources.poisson import Poisson
 from fafed.errors import FafedError
+from fafed.privacy.secret import Secret
 
 
 def source(n=40, b=8, seed=0, most=40, anchor=None):
@@ -27,8 +28,12 @@ def drawn(own, client, step, steps, kind="round"):
     return [set(row[:-1][row[:-1] >= 0].tolist()) for row in rows]
 
 
-def test_rates_are_binomial():
+@pytest.mark.parametrize(
+    "uniform", [None, Secret(bytes(32)).uniform], ids=["of the seed", "of a silo"]
+)
+def test_rates_are_binomial(uniform):
     own, steps, n, rate = source(), 4000, 40, 0.2
+    own = own if uniform is None else own.drawn_by(uniform)
     batches = drawn(own, 0, 0, steps)
     counts = np.array([[row in batch for row in range(n)] for batch in batches])
     deviation = math.sqrt(rate * (1 - rate) / steps)
