@@ -2,6 +2,7 @@
 
     python -m studies.which_algorithm                 # measures, then renders: two hours
     python -m studies.which_algorithm --missing       # measures what results.json does not have
+    python -m studies.which_algorithm --collect       # takes what --missing has made so far
     python -m studies.which_algorithm --render-only   # renders results.json again
     python -m studies.which_algorithm.cifar           # the runs on CIFAR-10, one after the other
 
@@ -33,13 +34,18 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "which-algorithm")
     parser.add_argument("-j", "--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--missing", action="store_true", help="keep what is measured")
+    parser.add_argument(
+        "--collect", action="store_true", help="the same, with runs that have ended"
+    )
     parser.add_argument("--render-only", action="store_true", help="measure nothing")
     options = parser.parse_args()
     if not options.render_only:
-        known = json.loads(RESULTS.read_text("utf-8")) if options.missing else None
-        results = measure(options.runs, options.jobs, known)
+        keeps = options.missing or options.collect
+        known = json.loads(RESULTS.read_text("utf-8")) if keeps else None
+        make = Runs(options.runs, options.jobs, collect=options.collect)
+        results = measure(make, known)
         if "fafed_options" not in results:
-            results["fafed_options"] = fafed_default.measure(Runs(options.runs, options.jobs))
+            results["fafed_options"] = fafed_default.measure(make)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
     found = Results(json.loads(RESULTS.read_text("utf-8")))
     PAGE.write_text(render(found), "utf-8")

@@ -10,6 +10,7 @@ from studies.which_algorithm.measurement import WORTH
 from studies.which_algorithm.results import (
     TITLES,
     Results,
+    class_name,
     link,
     listed,
     percent,
@@ -22,8 +23,6 @@ ABOUT = {
     "wide": "Fashion-MNIST, another width, other clients, steps and batches",
     "scaled": "a softmax regression whose inputs differ in size by a factor of 100",
 }
-
-WHY_KEPT = "whose default was chosen on other data, too"
 
 
 def defaults_part(r: Results) -> str:
@@ -48,9 +47,11 @@ The rule asks for new defaults of {len(asked)} of {len(every)} methods. We judge
 {len(judged)} new settings are better than the old defaults in the mean of the three
 ({_not_better(judged, better)}). FedAvg, tuned on each of them, ends at {listing(reference)}.
 
-These settings are the defaults by now{_but(kept)}. Defaults are constant rates. The table has rates
-that fall, as in `eta = {{ schedule = "linear", peak = 0.1, end = {END:g} }}`, with the default as
-the peak. On skewed data falling is better for {_falling(r)}.
+These settings are the defaults by now{_but(r, kept)}.
+
+Defaults are constant rates. The table has rates that fall, as in
+`eta = {{ schedule = "linear", peak = 0.1, end = {END:g} }}`, with the default as the peak. On
+skewed data falling is better for {_falling(r)}.
 
 FAFED's default, falling, ends {points(abs(gap))} {"below" if gap > 0 else "above"} tuned FedAvg in
 the worst of the three settings. On the jobs that the rule had not seen it ends {_against(r)} points
@@ -75,7 +76,8 @@ def _rules(r: Results, name: str) -> dict[str, float]:
 
 
 def _is_judged(r: Results, name: str) -> bool:
-    return all(name in r.elsewhere[job] for job in ELSEWHERE)
+    there = (r.elsewhere[job].get(name, {}) for job in ELSEWHERE)
+    return all({"default", "before"} <= entry.keys() for entry in there)
 
 
 def _how_many(judged: list[str], asked: list[str]) -> str:
@@ -87,11 +89,16 @@ def _not_better(judged: list[str], better: list[str]) -> str:
     return f"not {listed(worse)}" if worse else "all of them"
 
 
-def _but(kept: list[str]) -> str:
-    """Why a default is another one than the rule's."""
-    if not kept:
-        return ""
-    return f", except for {listed(kept)}, {WHY_KEPT}"
+def _but(r: Results, kept: list[str]) -> str:
+    """Which defaults are older than the rule's, and why."""
+    told = [
+        f"{class_name(name)}: the old one loses {points(r.defaults[name]['before_loss'])} in the "
+        f"worst of the three, but ends {points(-_gain(r, name) / len(ELSEWHERE))} higher in the "
+        "mean of the other jobs"
+        for name in kept
+        if _is_judged(r, name)
+    ]
+    return f", except that of {'; '.join(told)}" if told else ""
 
 
 def _options(r: Results) -> str:
@@ -142,10 +149,12 @@ def _row(r: Results, name: str) -> list[str]:
 
 
 def _cell(r: Results, job: str, name: str) -> str:
-    if name not in r.elsewhere[job]:
-        return NOTHING
-    new = percent(_elsewhere(r, job, name, "default"))
-    return f"{new} ({percent(_elsewhere(r, job, name, 'before'))})" if r.asked_for(name) else new
+    there = r.elsewhere[job].get(name, {})
+    new, before = (
+        percent(_elsewhere(r, job, name, which)) if which in there else NOTHING
+        for which in ("default", "before")
+    )
+    return f"{new} ({before})" if r.asked_for(name) and before != NOTHING else new
 
 
 def _elsewhere(r: Results, job: str, name: str, which: str) -> float:

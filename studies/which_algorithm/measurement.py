@@ -39,31 +39,40 @@ Pair = tuple[str, str]  # a job and a method
 
 
 class Runs:
-    """Makes the runs that are not there yet."""
+    """Makes the runs that are not there yet. With `collect` it makes none, and returns those that
+    have ended."""
 
-    def __init__(self, root: Path, processes: int) -> None:
-        self.root, self.processes = root, processes
+    def __init__(self, root: Path, processes: int, *, collect: bool = False) -> None:
+        self.root, self.processes, self.collect = root, processes, collect
 
     def __call__(self, what: str, wanted: Mapping[Key, Experiment]) -> dict[Key, RunDir]:
+        if self.collect:
+            there = {key: RunDir.for_experiment(e, self.root) for key, e in wanted.items()}
+            there = {k: place for k, place in there.items() if place.finished() or place.failure()}
+            print(f"{what}: {len(there)} of {len(wanted)} runs have ended", flush=True)
+            return there
         print(f"{what}: {len(wanted)} runs", flush=True)
         places = run_all(list(wanted.values()), self.root, self.processes, threads=1)
         return dict(zip(wanted, places, strict=True))
 
 
-def measure(root: Path, processes: int, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def measure(make: Runs, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Everything; or with earlier results what they lack: methods, and cells of other jobs."""
-    make, known = Runs(root, processes), known or {}
+    known = known or {}
     old = known.get("measured", {})
     new = [(job, name) for job, name in _pairs() if name not in old.get(job, {})]
+    new = [] if make.collect else new  # a method is added with all its runs
     trials = _merged(known.get("trials", {}), choose(make, new))
     tuned = measure_tuned(make, trials, new)
-    defaults = {name: rule(trials, name) for name in jobs.names("iid")}
+    defaults = {name: rule(trials, name) for name in jobs.names("iid") if name in trials["iid"]}
     untuned = measure_untuned(make, defaults, new)
     equal = measure_equal(make, trials, new)
     for job, name in new:
         tuned[job][name] |= {"equal": equal[job][name]} | untuned[job][name]
     if not known:
-        known = made_with(RunDir.for_experiment(_tuned("iid", "fedavg", trials, SEEDS[0]), root))
+        known = made_with(
+            RunDir.for_experiment(_tuned("iid", "fedavg", trials, SEEDS[0]), make.root)
+        )
     return dict(known) | {
         "seeds": {"choosing": TUNING_SEED, "measuring": list(SEEDS), "one": ONE_SEED},
         "targets": TARGETS,
@@ -302,16 +311,10 @@ def elsewhere(
     """The settings of the rule and the defaults before it on other jobs, and FedAvg tuned there.
     What is known with the same setting is not measured again."""
     tuned = {job: _tuned_elsewhere(make, job, known) for job in ELSEWHERE}
-    chosen = {
-        (job, name, which): setting
-        for job in ELSEWHERE
-        for name in jobs.names(job)
-        for which, setting in (
-            ("default", new_default(defaults, name)),
-            ("before", jobs.before(name)),
-            *((("tuned", tuned[job]),) if name == "fedavg" else ()),
-        )
-    }
+    pairs = [(job, name) for job in ELSEWHERE for name in jobs.names(job) if name in defaults]
+    chosen = {(j, n, "default"): new_default(defaults, n) for j, n in pairs}
+    chosen |= {(job, "fedavg", "tuned"): setting for job, setting in tuned.items()}
+    chosen |= {(j, n, "before"): jobs.before(n) for j, n in pairs}
 
     def there(job: str, name: str, which: str) -> dict[str, Any] | None:
         entry = known.get(job, {}).get(name, {}).get(which)
@@ -328,10 +331,11 @@ def elsewhere(
     found: dict[str, dict[str, Any]] = {job: {} for job in ELSEWHERE}
     for (job, name, which), setting in chosen.items():
         entry = there(job, name, which)
-        if entry is None:
+        if entry is None and (job, name, which) in ends:
             end = accuracy(ends[job, name, which])
             entry = {"setting": dict(setting), "accuracy": end}
-        found[job].setdefault(name, {})[which] = entry
+        if entry is not None:
+            found[job].setdefault(name, {})[which] = entry
     return found
 
 

@@ -151,6 +151,16 @@ class Results:
         parts = [part for part in JOBS if name in self.parts[part]]
         return max(self.untuned_loss(part, name, "fedavg") for part in parts)
 
+    def worst_gap(self, name: str) -> float:
+        """The same over the other jobs, too; infinite if it has not been run on all of them."""
+        gaps = [self.untuned_gap(name)]
+        for methods in self.elsewhere.values():
+            if "default" not in methods.get(name, {}):
+                return math.inf
+            tuned = methods["fedavg"]["tuned"]["accuracy"]
+            gaps.append(float(tuned or 0) - float(methods[name]["default"]["accuracy"] or 0))
+        return max(gaps)
+
     # The same in words.
 
     def end(self, part: str, name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 
 import pytest
 from small import experiment, write_data
@@ -64,7 +65,8 @@ def test_a_method_that_was_not_measured_is_marked(results, monkeypatch):
 def test_every_method_had_the_same_trials_on_every_job(results):
     for job in JOBS:
         assert results.content["targets"][job] == jobs.TARGETS[job]
-        for name in jobs.names(job):
+        assert set(results.parts[job]) == set(jobs.names(job)) - set(results.not_measured)
+        for name in results.parts[job]:
             tried = [tuple(trial["setting"].items()) for trial in results.grid(job, name)]
             assert len(tried) == 4
             assert tried == jobs.grid(SKEWED, name)
@@ -72,7 +74,7 @@ def test_every_method_had_the_same_trials_on_every_job(results):
 
 def test_the_chosen_setting_has_the_highest_accuracy_on_held_out_data(results):
     for job in JOBS:
-        for name in jobs.names(job):
+        for name in results.parts[job]:
             best = max(results.grid(job, name), key=lambda trial: trial["accuracy"] or 0)
             assert results.parts[job][name]["setting"] == best["setting"]
 
@@ -241,8 +243,9 @@ def test_measuring_on_a_tiny_job(tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "EXPERIMENTS", tmp_path)
     monkeypatch.setattr(measurement, "run_all", in_this_process)
     jobs.experiment.cache_clear()
+    make = measurement.Runs(tmp_path / "runs", 1)
     try:
-        found = measurement.measure(tmp_path / "runs", 1)
+        found = measurement.measure(make)
         fedavg = found["measured"]["iid"]["fedavg"]
         best = max(found["trials"]["iid"]["fedavg"][:2], key=lambda trial: trial["accuracy"])
         assert fedavg["setting"] == best["setting"]
@@ -251,14 +254,23 @@ def test_measuring_on_a_tiny_job(tmp_path, monkeypatch):
         assert found["elsewhere"]["wide"]["fedavg"]["tuned"]["setting"]["eta"] in (0.001, 0.1)
         assert set(found["pooled"]) == {"adam"}
         count = len(ran)
-        assert measurement.measure(tmp_path / "runs", 1) == found
+        assert measurement.measure(make) == found
         assert len(ran) == count
         less = copy.deepcopy(found)
         for part in ("trials", "measured", "elsewhere"):
             for job in less[part].values():
                 job.pop("scaffold", None)
-        assert measurement.measure(tmp_path / "runs", 1, less) == found
-        assert measurement.measure(tmp_path / "other", 1, found) == found
+        assert measurement.measure(make, less) == found
+        assert measurement.measure(measurement.Runs(tmp_path / "other", 1), found) == found
+        assert len(ran) == count
+        less = copy.deepcopy(found)
+        less["elsewhere"]["mnist"] = {}
+        for place in (tmp_path / "runs").glob("mnist/scaffold-seed1-*"):
+            shutil.rmtree(place)
+        some = measurement.Runs(tmp_path / "runs", 1, collect=True)
+        part = measurement.measure(some, less)["elsewhere"]
+        assert "scaffold" not in part["mnist"]
+        assert {**part, "mnist": {}} == {**found["elsewhere"], "mnist": {}}
         assert len(ran) == count
     finally:
         jobs.experiment.cache_clear()
