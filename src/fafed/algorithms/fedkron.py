@@ -151,7 +151,7 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
     eta: float = hyper(0.18, above(0), "the step size; it falls over the run")
     mu: float = hyper(0.8, between(0, 1), "the momentum of the server")
     beta: float = hyper(0.9, between(0, 1), "the memory of the scale")
-    rank: int = hyper(32, integer(1), "how many directions of a layer the scale tells apart")
+    rank: int = hyper(64, integer(1), "how many directions of a layer the scale tells apart")
     rho: float = hyper(0.05, above(0), "the smallest scale, relative to the largest")
     kappa: float = hyper(4.0, at_least(0), "the bound on a local step; it rises; 0: no bound")
     end: float = hyper(0.02, between(0, 1), "the last step size, as a share of the first")
