@@ -51,7 +51,9 @@ def _held_out(ledger: Ledger, task: str, changes: Setting) -> float | None:
 def _cell(value: float | None, whole: float | None) -> str:
     if value == 0:
         return "diverged"
-    return ABSENT if value is None or whole is None else f"{100 * (value - whole):+.1f}"
+    if value is None:
+        return ABSENT
+    return which.percent(value) if whole is None else f"{100 * (value - whole):+.1f}"
 
 
 def parts(ledger: Ledger) -> str:
@@ -71,7 +73,8 @@ def parts(ledger: Ledger) -> str:
 
 One change at a time, all else as it is: the accuracy on held-out data, the mean of the last three
 evaluations, with seed {choices.SEED}, which no comparison uses. The first row is in per cent, the
-others are differences in points. A difference of half a point means nothing.
+others are differences in points, or in per cent where the first row is missing. A difference of
+half a point means nothing. All with eta = {dict(choices.WHOLE)["eta"]:g}.
 
 {table}
 What we did with it:

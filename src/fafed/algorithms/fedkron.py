@@ -47,7 +47,9 @@ What is proven, and tested, without the bound (kappa = 0) and with a constant et
   eigenvalue a of mean_i (I - h H_i)^q. It is stable if and only if -1 / (1 + 2 mu) < a < 1 for all
   of them. If all eigenvalues of all h H_i are between 0 and 1, it is.
 
-Not proven, only seen in experiments: that it gets there from far away, and what the bound does.
+Not proven, only seen in experiments: that it gets there from far away. The bound c is a factor of
+each client's own. Where it acts the scale is not shared: on the counterexample of FAFED's Theorem 1
+it leads away from the optimum. Without it some networks diverge in the first round.
 
 Relatives: Shampoo, SOAP, Sketchy and Muon for one machine; FedPM, FedPAC and FedMuon, which send
 more.

@@ -102,6 +102,7 @@ def test_diverged_and_missing_are_told_apart():
     assert sections._cell(0.0, 0.5) == "diverged"
     assert sections._cell(None, 0.5) == sections.ABSENT
     assert sections._cell(0.51, 0.5) == "+1.0"
+    assert sections._cell(0.51, None) == "51.0 %"
 
 
 def test_the_kept_files_are_read_as_they_are():
