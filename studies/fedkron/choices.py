@@ -27,7 +27,7 @@ WITHOUT: dict[str, Setting] = {  # one part off at a time
     "most of the scale: floor at the largest": (("rho", 1.0),),
     "the fall of the step size": (("end", 1.0),),
 }
-RANKS = (16, 64, 10000)  # the last one: all directions
+RANKS = (16, 32, 10000)  # the last one: all directions
 
 
 @cache

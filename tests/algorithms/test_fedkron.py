@@ -11,6 +11,7 @@ from transcriptions.fedkron import fedkron
 import fafed
 from fafed import FedKron
 from fafed.algorithms._layers import Layer, joined, layers, parts
+from fafed.algorithms.fedkron import _largest
 from fafed.data.sources.examples import examples_of
 from fafed.objectives.module import Model
 from fafed.training.build import build
@@ -179,9 +180,10 @@ def test_layers_that_start_at_zero_move():
     assert (moved - task.goal.x0)[20:].abs().min() > 0
 
 
-def test_a_step_of_the_server_is_bounded():
+@pytest.mark.parametrize("rank", [1, 4])
+def test_a_step_of_the_server_is_bounded(rank):
     """Whatever the mean gradient is: R has seen it before the step."""
-    algorithm = FedKron(**SETTINGS).bind_model([(3, 4)]).bind_run(T, 1)
+    algorithm = FedKron(**SETTINGS | {"rank": rank}).bind_model([(3, 4)]).bind_run(T, 1)
     torch.manual_seed(3)
     x = torch.randn(12).double()
     replica = algorithm._with_scale(algorithm._first(x), torch.randn(12).double())
@@ -189,6 +191,20 @@ def test_a_step_of_the_server_is_bounded():
     bound = torch.linalg.matrix_norm(x.view(3, 4), 2) / (1 - algorithm.beta) ** 0.5
     size = torch.linalg.matrix_norm(moved.u.view(3, 4), 2) / algorithm._rate(0, 1)
     assert size <= bound * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("rows", [3, 9])  # fewer than columns, and more
+@pytest.mark.parametrize("k", [1, 2, 6])
+def test_what_a_factor_leaves_out_is_bounded(rows, k):
+    """S'S <= F'F + e I <= S'S + e I, and both are equal if no direction is left out."""
+    torch.manual_seed(4)
+    S = torch.randn(max(rows, k), 6).double()
+    F, e = _largest(S, k)
+    close(F @ F.T, torch.diag((F * F).sum(1)), atol=1e-12)
+    more = torch.linalg.eigvalsh(F.T @ F + e * torch.eye(6).double() - S.T @ S)
+    assert more.min() > -1e-12
+    assert more.max() < e + 1e-12
+    assert (e > 0) == (k < min(6, len(S)))
 
 
 @pytest.mark.parametrize(

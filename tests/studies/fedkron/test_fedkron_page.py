@@ -6,9 +6,7 @@ import copy
 
 import pytest
 
-from fafed import FedKron
 from studies.fedkron import page
-from studies.fedkron.measurement import WITHOUT
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +25,3 @@ def test_worse_numbers_do_not_read_as_a_victory(found):
     text = page.render(own, which)
     assert "in 0 of 3 settings" in " ".join(text.split())
     assert "Where it is not clearly first:" in text
-
-
-def test_every_part_that_is_off_is_a_setting_of_the_method():
-    whole = FedKron(**dict(WITHOUT["nothing"]))
-    for label, setting in WITHOUT.items():
-        assert (FedKron(**dict(setting)) == whole) == (label == "nothing")
