@@ -18,8 +18,16 @@ from fafed.experiments.execute import execute
 from fafed.experiments.rundir import RunDir
 from fafed.experiments.tuning import GRIDS
 from fafed.training.loop import Diverged
-from studies.paper import document, driver, figures, verdicts
-from studies.paper.decisions import Decisions, first_round_at, missing, points, score, subset
+from studies.paper import decay, document, driver, figures, text, verdicts
+from studies.paper.decisions import (
+    Decisions,
+    first_round_at,
+    missing,
+    multiples,
+    points,
+    score,
+    subset,
+)
 from studies.paper.findings import Findings, perplexity, read_at, rises
 from studies.paper.ledger import Job, Ledger, Missing, Outcome, compact_record
 from studies.paper.protocol import Protocol
@@ -44,14 +52,14 @@ def tiny(tmp_path):
     write_data(tmp_path / "data")
     content = tomllib.loads((STUDY / "configs" / "protocol.toml").read_text("utf-8"))
     base = experiment(tmp_path / "data", search=GRID, eval_every=1, checkpoint_every=100)
-    names = [*LEVELS, "tiny-low-b10", "other", "text"]
+    names = [*LEVELS, "tiny-low-b10", "other", "text", "text-large"]
     data = {"mnist": ["other"], "cifar-10": ["other"]}
     content |= {
         "methods": ["fedavg", "fafed"],
         "tail": 2,
         "seeds": [1, 2],
         "fewest_rounds": 1,
-        "on_request": ["text"],
+        "on_request": ["text-large"],
         "table2": {name: {"fedavg": 0.6, "fafed": 0.7} for name in LEVELS},
         "readings": {
             "tiny-low-b10": {"column": "tiny-low", "about": "low with b = 10", "why": "It is open."}
@@ -60,13 +68,51 @@ def tiny(tmp_path):
         "budget": {"algorithm": "fedavg", "rounds": 12},
         "curves": content["curves"] | {"rounds": 4, "trials": 2, "data": data},
         "language": {
-            "text": {
+            "text-large": {
                 "about": "tiny",
                 "methods": ["fafed", "stem"],
                 "seed": 1,
                 "control": {"eta": 0.1},
             }
         },
+        "decay": content["decay"]
+        | {
+            "methods": ["fedavg", "fafed", "fedcm"],
+            "seeds": [4, 5],
+            "readings": 2,
+            "trials": 4,
+            "rungs": [{"share": 0.5, "keep": 1, "tail": 1}],
+            "eta_times": [0.5, 1.0],
+            "grids": {"fedcm": {"eta": [0.05, 0.1], "alpha": [0.1, 0.5]}},
+        },
+        "text": content["text"]
+        | {
+            "experiment": "text",
+            "methods": ["fedavg", "fafed"],
+            "seeds": [1, 2],
+            "trials": 2,
+            "grids": {
+                "fedavg": {"eta": [0.02, 0.2]},
+                "fafed": {"eta": [0.02], "alpha": [0.1, 0.9], "rho": [0.1]},
+            },
+        },
+        "first_rounds": {
+            "experiment": "text",
+            "rounds": 2,
+            "seed": 1,
+            "cases": [
+                {"about": "as it is", "algorithm": "fafed", "settings": {"eta": 0.02}},
+                {
+                    "about": "no clipping",
+                    "algorithm": "fafed",
+                    "settings": {"eta": 0.02},
+                    "changes": {"clip": 1e6},
+                },
+                {"about": "STEM", "algorithm": "stem", "settings": {"eta": 0.02}},
+            ],
+        },
+        "again": content["again"]
+        | {"rounds": 4, "trials": 2, "seeds": [1], "data": {"mnist": ["other"]}},
         "experiments": {
             name: Experiment.from_dict(
                 base | {"name": name} | ({"batch_size": 10} if "b10" in name else {})
@@ -121,8 +167,8 @@ def test_everything_once(tiny, ran, tmp_path):
     root, results = tmp_path / "runs", tmp_path / "results"
     said = []
     driver.run(tiny, root, results, say=said.append)
-    assert said[-1] == "momentum-long: done"
-    assert not any(line.startswith("text") for line in said)
+    assert said[-1] == "first-rounds: done"
+    assert not any(line.startswith("text-large") for line in said)
     count = len(ran)
     assert len({place.path for place in ran}) == count
     assert not any(place.checkpoints.exists() for place in ran)
@@ -213,13 +259,69 @@ def test_everything_once(tiny, ran, tmp_path):
         decisions.momentum_final("tiny-low", "fafed", seed).job for seed in (1, 2)
     ]
     assert set(findings.training("tiny-low")) == set(tiny.methods)
+    check_decay(findings)
+    check_text(findings)
+    assert [run.job.rounds for run in findings.again("other", "fafed")] == [4]
     costs = findings.costs("tiny-low", "fafed")
     assert costs["gradients"] > 2
     assert costs["bytes"] > 2.5
     drawable = {"table-2", "costs", "long", "tuned", "momentum", "sensitivity", "figure-2"}
+    drawable |= {"decay", "first-rounds", "figure-1"}
     assert set(figures.available(findings)) == drawable
-    assert figures.write(findings, tmp_path / "figures", ["costs", "figure-1"]) == ["costs"]
+    assert figures.write(findings, tmp_path / "figures", ["costs", "figure-3"]) == ["costs"]
     assert "FAFED" in (tmp_path / "figures" / "costs.svg").read_text("utf-8")
+
+
+def check_decay(findings):
+    """Falling step sizes, the same number of trials, and shorter runs at equal costs."""
+    decisions = findings.decisions
+    name, rounds = "tiny-low", decisions.rounds("tiny-low")
+    for method in findings.protocol.decay.methods:
+        tried = [o.job for o in decay.chosen(decisions, name, method).rungs[0]]
+        assert len({job.key for job in tried}) == 4
+        assert all(job.settings["eta"]["schedule"] == "linear" for job in tried)
+        assert all(job.changes["data.validation"] == 0.1 for job in tried)
+        best = max(tried, key=lambda job: score(decisions.ledger.need([job])[0], 1))
+        runs = findings.decayed(name, method)
+        assert [run.job.seed for run in runs] == [4, 5]
+        assert all(run.job.settings == best.settings for run in runs)
+        assert {run.job.rounds for run in runs} == {rounds}
+        assert not any("data.validation" in run.job.changes for run in runs)
+    bases = [decisions.momentum(name, "fafed"), decisions.tuned(name, "fafed")]
+    etas = {e for base in bases for e in multiples(base.winner.job.settings["eta"], [0.5, 1.0])}
+    own = decay.chosen(decisions, name, "fafed").rungs[0]
+    assert {o.job.settings["eta"]["peak"] for o in own} == etas
+    whole = findings.decayed(name, "fedavg")[0]
+    assert findings.decayed(name, "fedavg", "gradients")[0] is whole
+    for axis in ("gradients", "bytes"):
+        for run in findings.decayed(name, "fafed", axis):
+            assert run.job.rounds < rounds
+            assert run.job.rounds == 1 or run.columns[axis][-1] <= whole.columns[axis][-1]
+    page = document.section(findings, "decay")
+    assert f"{findings.decay_column(name)['fedcm'].mean:.4f}" in page
+
+
+def check_text(findings):
+    """The best trial for the whole length, the control, and the first rounds."""
+    decisions, protocol = findings.decisions, findings.protocol
+    race = text.chosen(decisions, "fafed")
+    assert {o.job.rounds for o in race.rungs[0]} == {protocol.fewest_rounds}
+    runs = findings.texts("fafed")
+    assert [run.job.settings for run in runs] == 2 * [race.winner.job.settings]
+    assert {run.job.rounds for run in runs} == {protocol.experiment("text").rounds}
+    control = findings.text_control()[0].job
+    assert control.algorithm == "stem"
+    assert control.settings == {
+        "eta": pytest.approx(0.2),
+        "alpha": race.winner.job.settings["alpha"],
+    }
+    page = document.section(findings, "language")
+    for method in protocol.text.methods:
+        assert f"{findings.loss(findings.texts(method)).mean:.3f}" in page
+    cases = findings.first_rounds()
+    assert [case.about for case, _ in cases] == ["as it is", "no clipping", "STEM"]
+    assert [run.job.changes.get("clip") for _, run in cases] == [None, 1e6, None]
+    assert "| no clipping |" in page
 
 
 def test_a_stage_alone_and_a_restart(tiny, ran, tmp_path, monkeypatch):
@@ -241,11 +343,13 @@ def test_a_stage_alone_and_a_restart(tiny, ran, tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             driver.run(tiny, root, results, say=lambda line: None)
     assert len(driver.all_records(root, results).outcomes) == known + 1
-    driver.run(tiny, root, results, only=["text"], say=lambda line: None)
+    driver.run(tiny, root, results, only=["text-large"], say=lambda line: None)
     assert len(ran) == count + 3
     findings = Findings(Decisions(tiny, driver.all_records(root, results)))
-    assert list(findings.language("text")) == ["FAFED", "STEM"]
-    compared = findings.language("text") | {"STEM, step eta/rho": findings.control("text")}
+    assert list(findings.language("text-large")) == ["FAFED", "STEM"]
+    compared = findings.language("text-large") | {
+        "STEM, step eta/rho": findings.control("text-large")
+    }
     assert compared["STEM, step eta/rho"].job.settings == {"eta": 0.1}
     assert len({len(run.columns["round"]) for run in compared.values()}) == 1
     page = document.section(findings, "language")
