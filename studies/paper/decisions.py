@@ -197,18 +197,6 @@ class Decisions:
                 break
         return found
 
-    def language(self, name: str, algorithm: str) -> Outcome:
-        experiment = self.protocol.experiment(name)
-        settings = experiment.with_algorithm(algorithm).algorithm.options
-        seed = self.protocol.language[name].seed
-        return self.one(Job(name, algorithm, settings, seed, experiment.rounds))
-
-    def control(self, name: str) -> Outcome:
-        """STEM with the step eta/rho: the control for FAFED's adaptive scale."""
-        wanted, rounds = self.protocol.language[name], self.protocol.experiment(name).rounds
-        assert wanted.control is not None
-        return self.one(Job(name, "stem", wanted.control, wanted.seed, rounds))
-
     # Used by the methods above.
 
     def race(

@@ -77,9 +77,9 @@ def stages(decisions: Decisions) -> dict[str, Calls]:
         partial(text.first_rounds, decisions, case) for case in p.first_rounds.cases
     ]
     for name, wanted in p.language.items():  # last, because it takes longer than all the others
-        found[name] = [partial(decisions.language, name, m) for m in wanted.methods]
+        found[name] = [partial(text.large, decisions, name, m) for m in wanted.methods]
         if wanted.control:
-            found[name].append(partial(decisions.control, name))
+            found[name].append(partial(text.large_control, decisions, name))
     return found
 
 

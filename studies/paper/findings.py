@@ -112,13 +112,13 @@ class Findings:
     def language(self, name: str) -> dict[str, Outcome]:
         """Method -> run."""
         methods = self.protocol.language[name].methods
-        found = {title(m): or_none(partial(self.decisions.language, name, m)) for m in methods}
+        found = {title(m): or_none(partial(text.large, self.decisions, name, m)) for m in methods}
         return {label: outcome for label, outcome in found.items() if outcome}
 
     def control(self, name: str) -> Outcome | None:
         """STEM with the step eta/rho, if the protocol asks for it."""
         wanted = self.protocol.language[name].control
-        return or_none(partial(self.decisions.control, name)) if wanted else None
+        return or_none(partial(text.large_control, self.decisions, name)) if wanted else None
 
     def sensitivity(self) -> dict[str, list[tuple[float, Outcome]]]:
         """The setting that is changed -> its values, each with its run."""

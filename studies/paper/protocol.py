@@ -99,7 +99,7 @@ class Language(Part):
     about: str
     methods: list[str]
     seed: int
-    control: dict[str, Any] | None = None  # settings of STEM with the step eta/rho
+    control: bool = False  # whether STEM with FAFED's step over rho is run beside it
 
 
 class Text(Search):

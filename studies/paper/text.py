@@ -11,7 +11,7 @@ from typing import Any
 
 from studies.paper.decisions import Decisions, Race, cached, points, subset
 from studies.paper.ledger import Job, Outcome
-from studies.paper.protocol import Case
+from studies.paper.protocol import Case, Settings
 
 
 @cached
@@ -31,12 +31,45 @@ def final(decisions: Decisions, algorithm: str, seed: int) -> Outcome:
 def control(decisions: Decisions, seed: int) -> Outcome:
     """STEM with FAFED's alpha and its step divided by rho: FAFED where sqrt(v) is far below rho."""
     own = chosen(decisions, "fafed").winner.job.settings
-    eta = own["eta"]
+    return _whole(decisions, "stem", _as_stem(own), seed)
+
+
+def _as_stem(fafed: Settings) -> Settings:
+    eta = fafed["eta"]
     if isinstance(eta, Mapping):
-        step: Any = {**eta, "kappa": eta["kappa"] / own["rho"]}
+        step: Any = {**eta, "kappa": eta["kappa"] / fafed["rho"]}
     else:
-        step = eta / own["rho"]
-    return _whole(decisions, "stem", {"eta": step, "alpha": own["alpha"]}, seed)
+        step = eta / fafed["rho"]
+    return {"eta": step, "alpha": fafed["alpha"]}
+
+
+# The paper's sizes.
+
+
+def large(decisions: Decisions, name: str, algorithm: str) -> Outcome:
+    return _large(decisions, name, algorithm, large_settings(decisions, name, algorithm))
+
+
+def large_control(decisions: Decisions, name: str) -> Outcome:
+    return _large(decisions, name, "stem", _as_stem(large_settings(decisions, name, "fafed")))
+
+
+def large_settings(decisions: Decisions, name: str, algorithm: str) -> Settings:
+    """The paper's step size, with the momentum that was best with it in the small trials."""
+    own = decisions.protocol.experiment(name).with_algorithm(algorithm).algorithm.options
+    trials = [trial.job.settings for trial in chosen(decisions, algorithm).rungs[0]]
+    return next(settings for settings in trials if settings["eta"] == own["eta"])
+
+
+def _large(decisions: Decisions, name: str, algorithm: str, settings: Settings) -> Outcome:
+    rounds, seed = (
+        decisions.protocol.experiment(name).rounds,
+        decisions.protocol.language[name].seed,
+    )
+    return decisions.one(Job(name, algorithm, settings, seed, rounds))
+
+
+# Parts that need no search.
 
 
 def first_rounds(decisions: Decisions, case: Case) -> Outcome:
@@ -61,7 +94,7 @@ def _searched(decisions: Decisions, name: str, algorithm: str) -> Race:
     return decisions.race(name, algorithm, grid, p, p.rounds)
 
 
-def _whole(decisions: Decisions, algorithm: str, settings: Mapping[str, Any], seed: int) -> Outcome:
+def _whole(decisions: Decisions, algorithm: str, settings: Settings, seed: int) -> Outcome:
     p = decisions.protocol.text
     rounds = decisions.protocol.experiment(p.experiment).rounds
     return decisions.one(Job(p.experiment, algorithm, settings, seed, rounds))

@@ -9,7 +9,6 @@ from fafed.report.numbers import NOTHING, Stat, listing
 from studies.paper import decay
 from studies.paper.decisions import Grid, Race
 from studies.paper.findings import (
-    CONTROL,
     FAFED,
     STEM,
     Findings,
@@ -274,24 +273,6 @@ def lowest_words(runs: Mapping[str, Outcome]) -> str:
         return "lowest in no round"
     which = f"from {led[0]:.0f} to {led[-1]:.0f}" if len(led) > 1 else f"round {led[0]:.0f}"
     return f"lowest in {len(led)} of {len(mine)} rounds, {which}"
-
-
-def control_words(f: Findings) -> str:
-    """FAFED's training loss beside that of the control and of STEM."""
-    words = []
-    for name, wanted in f.protocol.language.items():
-        if control := f.control(name):
-            runs = f.language(name)
-            found = {"FAFED": runs.get("FAFED"), CONTROL: control, "STEM": runs.get("STEM")}
-            told = [f"{label}: {_end_words(f, run)}" for label, run in found.items()]
-            words.append(f"training loss with {wanted.about}. {'; '.join(told)}")
-    return ". ".join(words) or f"{CONTROL}: {NOT_YET}"
-
-
-def _end_words(f: Findings, run: Outcome | None) -> str:
-    if run is None or run.failure:
-        return "diverged" if run else NOT_YET
-    return f"{run.end('train_loss', f.protocol.tail):.3f}"
 
 
 def also_words(f: Findings) -> str:
