@@ -89,7 +89,7 @@ class Decisions:
         """The search on the paper's grid, with the same limit of trials for all methods."""
         search = self.protocol.fair
         grid = points(self.grid(name, algorithm))
-        return self._race(name, algorithm, subset(grid, search.trials), search)
+        return self.race(name, algorithm, subset(grid, search.trials), search)
 
     def grid(self, name: str, algorithm: str) -> Grid:
         return space(self.protocol.experiment(name), algorithm)
@@ -107,7 +107,7 @@ class Decisions:
     def tuned(self, name: str, algorithm: str) -> Race:
         search = self.protocol.tuned
         grid = points(self.tuned_grid(name, algorithm))
-        return self._race(name, algorithm, subset(grid, search.trials), search)
+        return self.race(name, algorithm, subset(grid, search.trials), search)
 
     def tuned_grid(self, name: str, algorithm: str) -> Grid:
         search = self.protocol.tuned
@@ -133,7 +133,7 @@ class Decisions:
         candidates = [without.winner.job.settings]
         for grid in grids:
             candidates += [point for point in points(grid) if point not in candidates]
-        return self._race(name, algorithm, candidates, self.protocol.tuned) if grids else without
+        return self.race(name, algorithm, candidates, self.protocol.tuned) if grids else without
 
     def momentum_grids(self, name: str, algorithm: str) -> list[Grid]:
         """One grid for each kind of momentum and each of the two settings to which it is added."""
@@ -171,14 +171,14 @@ class Decisions:
         if table == "algorithm":
             settings[key] = value
         job = Job(wanted.experiment, wanted.algorithm, settings, wanted.seed, rounds, changes)
-        return self._one(job)
+        return self.one(job)
 
     def deviation(self, wanted: Deviation, algorithm: str) -> Outcome:
         """The run with one thing changed, with the first measuring seed: see `final` beside it."""
         settings = self.fair(wanted.experiment, algorithm).winner.job.settings
         settings = {**settings, **wanted.settings}
         rounds, seed = self.rounds(wanted.experiment), self.protocol.seeds[0]
-        return self._one(Job(wanted.experiment, algorithm, settings, seed, rounds, wanted.changes))
+        return self.one(Job(wanted.experiment, algorithm, settings, seed, rounds, wanted.changes))
 
     # Data other than Fashion-MNIST.
 
@@ -189,36 +189,31 @@ class Decisions:
         """
         curves, where = self.protocol.curves, self.protocol.chosen_at(name)
         grid = points(self.grid(where, algorithm))
-        race = self._race(where, algorithm, subset(grid, curves.trials), curves)
+        race = self.race(where, algorithm, subset(grid, curves.trials), curves)
         for trial in race.rungs[-1]:
             settings = trial.job.settings
-            found = self._one(Job(name, algorithm, settings, curves.seed, curves.rounds))
+            found = self.one(Job(name, algorithm, settings, curves.seed, curves.rounds))
             if not found.failure:
                 break
         return found
 
-    def language(self, name: str, algorithm: str) -> Outcome:
-        experiment = self.protocol.experiment(name)
-        settings = experiment.with_algorithm(algorithm).algorithm.options
-        seed = self.protocol.language[name].seed
-        return self._one(Job(name, algorithm, settings, seed, experiment.rounds))
-
-    def control(self, name: str) -> Outcome:
-        """STEM with the step eta/rho: the control for FAFED's adaptive scale."""
-        wanted, rounds = self.protocol.language[name], self.protocol.experiment(name).rounds
-        assert wanted.control is not None
-        return self._one(Job(name, "stem", wanted.control, wanted.seed, rounds))
-
     # Used by the methods above.
 
-    def _race(
-        self, name: str, algorithm: str, candidates: Sequence[Settings], search: Search
+    def race(
+        self,
+        name: str,
+        algorithm: str,
+        candidates: Sequence[Settings],
+        search: Search,
+        rounds: int | None = None,
     ) -> Race:
+        """The search among these settings; `rounds` is the length of a share of 1."""
+        rounds = rounds or self.rounds(name)
         rungs: list[list[Outcome]] = []
         for rung in search.rungs:
             seeds = [self.protocol.choosing_seed, *rung.more_seeds]
             jobs = [
-                self._trial(name, algorithm, settings, rung, seed)
+                self._trial(name, algorithm, settings, rung, seed, rounds)
                 for settings in candidates
                 for seed in seeds
             ]
@@ -229,18 +224,22 @@ class Decisions:
             candidates = [outcome.job.settings for outcome in rungs[-1][: rung.keep]]
         return Race(rungs, rungs[-1][0])
 
-    def _trial(self, name: str, algorithm: str, settings: Settings, rung: Rung, seed: int) -> Job:
-        rounds = self.share(name, rung.share)
-        changes: dict[str, Any] = {"data.validation": self.protocol.validation}
+    def _trial(
+        self, name: str, algorithm: str, settings: Settings, rung: Rung, seed: int, of: int
+    ) -> Job:
+        rounds = self.share_of(rung.share, of)
+        changes: dict[str, Any] = {}
+        if not self.protocol.is_text(name):  # a text has held-out data of its own
+            changes["data.validation"] = self.protocol.validation
         if rung.tail == 1:
             changes["eval_every"] = rounds
         return Job(name, algorithm, settings, seed, rounds, changes)
 
     def _measured(self, name: str, chosen: Job, seed: int, times: int = 1) -> Outcome:
         rounds = times * self.rounds(name)
-        return self._one(Job(name, chosen.algorithm, chosen.settings, seed, rounds))
+        return self.one(Job(name, chosen.algorithm, chosen.settings, seed, rounds))
 
-    def _one(self, job: Job) -> Outcome:
+    def one(self, job: Job) -> Outcome:
         (outcome,) = self.ledger.need([job])
         return outcome
 
@@ -249,7 +248,10 @@ class Decisions:
         return self.protocol.curves.rounds if other else self.budget(name).count
 
     def share(self, name: str, share: float) -> int:
-        return max(self.protocol.fewest_rounds, round(share * self.rounds(name)))
+        return self.share_of(share, self.rounds(name))
+
+    def share_of(self, share: float, rounds: int) -> int:
+        return max(self.protocol.fewest_rounds, round(share * rounds))
 
 
 def multiples(value: float, times: Sequence[float]) -> list[float]:
@@ -281,8 +283,11 @@ def subset(grid: Sequence[Settings], most: int) -> list[Settings]:
 
 
 def score(outcome: Outcome, tail: int) -> float:
-    """Validation accuracy at the end; minus infinity if the run diverged."""
+    """What ranks a trial: validation accuracy at the end, for a text minus the validation loss;
+    minus infinity if the run diverged."""
     value = outcome.end("validation_accuracy", tail)
+    if math.isnan(value):
+        value = -outcome.end("validation_loss", tail)
     return -math.inf if math.isnan(value) else value
 
 

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from fafed.errors import ConfigError, nearest
-from fafed.report.numbers import Stat
 from studies import markdown
 from studies.paper import figures, tables, verdicts
-from studies.paper.findings import Findings, level
-from studies.paper.sections import accuracy, curves, overview
+from studies.paper.findings import Findings
+from studies.paper.sections import accuracy, claims, curves, decay, language, overview
 
 README_PART = "paper"  # the name of the markers in README.md
 
 INTRODUCTION = """\
 # The paper's experiments, run again
 
-Every table and figure of the FAFED paper ([Wu et al., AAAI 2023](https://arxiv.org/abs/2212.00974))
-beside what fafed measures. The whole page, verdicts included, is written by
-`python -m studies.paper document` from the records in
-[studies/paper/results](../studies/paper/results); `python -m studies.paper run` makes the records.
-What has not been run yet is called so.
+We ran the experiments of the FAFED paper
+([Wu et al., AAAI 2023](https://arxiv.org/abs/2212.00974)) again. This page has what we found; the
+[appendix](paper-appendix.md) has every rule, setting and further run. `python -m studies.paper
+document` writes both, verdicts included, from the records in
+[studies/paper/results](../studies/paper/results). What has not been run yet is called so.
+
+"""
+
+APPENDIX = """\
+# The paper's experiments, run again: appendix
+
+Rules, settings and further runs behind [the page](paper.md), and how the rules came about.
 
 """
 
@@ -67,7 +73,7 @@ python -m studies.paper run                      # what is missing; stop it when
 python -m studies.paper run --only wikitext-2    # one stage; takes hours, run only on request
 python -m studies.paper show table-2             # one part of this page, in the terminal
 python -m studies.paper figure figure-2          # one figure
-python -m studies.paper document                 # this page, its figures and the README's part
+python -m studies.paper document                 # these pages, their figures and the README's part
 ```
 
 The records of this page are in studies/paper/results, so there is little to run. From nothing, with
@@ -82,14 +88,14 @@ python -m studies.paper show table-2 --results again --runs runs/again
 | --- | --- |
 | Number of rounds | budget |
 | Table 2, equal gradients and bytes | fashion-mnist-low, -moderate and -high |
-| Table 2, read otherwise | fashion-mnist-low-b50, fashion-mnist-high-random |
-| 3 times as long | long, long-seeds |
-| Table 2, searched further | tuned |
-| Momentum | momentum, momentum-long |
-| Sensitivity of FAFED | sensitivity |
+| Table 2 under other rules | tuned, momentum, momentum-long, and two columns read otherwise |
+| With a falling step size | decay-low, decay-moderate, decay-high |
 | Figures 2 to 4 | those of Table 2, and mnist-low to cifar-10-high |
-| Figure 1 | wikitext-2-small, wikitext-2 |
+| The same with three seeds | mnist-low-again to cifar-10-high-again |
+| Figure 1 | text, wikitext-2-small, wikitext-2 |
+| The first rounds | first-rounds |
 | Table 1 and Theorem 1 | `python -m studies.theory all` |
+| Appendix | long, long-seeds, fashion-mnist-low-b50, fashion-mnist-high-random, sensitivity |
 | Deviations | deviations |
 
 MNIST, CIFAR-10 and WikiText-2 are fetched with `fafed data get`. Each run is an ordinary run
@@ -97,28 +103,51 @@ directory: `fafed report runs/again/fashion-mnist-high` shows its curves.
 """
 
 Section = Callable[[Findings], str]
-SECTIONS: dict[str, Section] = {
-    "glance": overview.glance,
-    "protocol": overview.protocol,
+PAGE: dict[str, Section] = {
+    "claims": claims.claims,
+    "how": overview.how,
     "table-2": accuracy.table_2,
-    "readings": accuracy.readings,
     "equal-cost": accuracy.equal_cost,
+    "places": accuracy.places,
+    "decay": decay.decay,
+    "figures": curves.figures,
+    "language": language.figure_1,
+    "table-1": overview.theory,
+}
+BEHIND: dict[str, Section] = {
+    "protocol": overview.protocol,
+    "settings": accuracy.table_2_more,
+    "readings": accuracy.readings,
     "long": accuracy.longer,
     "tuned": accuracy.tuned,
     "momentum": accuracy.momentum,
+    "decay-settings": decay.decay_more,
     "sensitivity": accuracy.sensitivity,
-    "figures": curves.figures,
-    "language": curves.language,
-    "table-1": overview.theory,
+    "numbers": curves.figures_more,
     "deviations": lambda f: _deviations(f),
     "effort": overview.effort,
 }
+SECTIONS = PAGE | BEHIND
 
 
 def render(findings: Findings, drawn: Collection[str]) -> str:
     """The page; `drawn` are the figures that exist."""
-    parts = [section(findings).rstrip("\n") + "\n" for section in SECTIONS.values()]
-    text = INTRODUCTION + "\n".join(_pictured(part, drawn) for part in [*parts, AGAIN])
+    return _rendered(INTRODUCTION, PAGE, [AGAIN], findings, drawn)
+
+
+def render_appendix(findings: Findings, drawn: Collection[str]) -> str:
+    return _rendered(APPENDIX, BEHIND, [], findings, drawn)
+
+
+def _rendered(
+    head: str,
+    sections: Mapping[str, Section],
+    more: Sequence[str],
+    findings: Findings,
+    drawn: Collection[str],
+) -> str:
+    parts = [section(findings).rstrip("\n") + "\n" for section in sections.values()]
+    text = head + "\n".join(_pictured(part, drawn) for part in [*parts, *more])
     return markdown.wrap(text)
 
 
@@ -144,7 +173,7 @@ Test accuracy on Fashion-MNIST after {budgets} rounds (low / moderate / high het
 FAFED's place among the six methods. A cell has its rank, its margin to the best other method, and
 in brackets the spread over seeds (the larger standard deviation of the two):
 
-{_places(findings)}
+{claims.places(findings)}
 The last two rows are other readings of the paper's setting. They were added afterwards, because
 FAFED had gained in them. [The whole comparison](docs/paper.md) has longer runs, other data and
 deviations.
@@ -152,38 +181,15 @@ deviations.
 {picture if "table-2" in drawn else ""}"""
 
 
-def _places(f: Findings) -> str:
-    """FAFED's places under each protocol, as a table."""
-
-    def row(about: str, columns: Mapping[str, Mapping[str, Stat]]) -> list[str]:
-        cells = (columns.get(name) for name in f.levels)
-        return [about, *("" if cell is None else verdicts.cell(f, cell) for cell in cells)]
-
-    def at_equal(axis: str) -> dict[str, Mapping[str, Stat]]:
-        return {name: f.at_equal_cost(name, axis, f.with_momentum) for name in f.levels}
-
-    rows = [
-        row("the paper's grid of settings", f.columns(f.finals)),
-        row("a wider grid for every method", f.columns(f.tuned)),
-        row("wider, and momentum for every method", f.columns(f.with_momentum)),
-        row("the same, at equal gradients", at_equal("gradients")),
-        row("the same, at equal bytes", at_equal("bytes")),
-        row(f"the same, {f.protocol.long.times} times as many rounds", f.columns(f.momentum_longs)),
-    ]
-    for name, reading in f.protocol.readings.items():
-        (base,) = (known for known in f.levels if name.startswith(known))
-        rows.append(row(reading.about, {base: f.table2(name)}))
-    return markdown.table(["protocol", *map(level, f.levels)], rows)
-
-
 def write(findings: Findings, docs: Path, readme: Path) -> list[Path]:
     """Write the page, its figures and the README's part; return the paths."""
     drawn = figures.write(findings, docs / "paper")
-    page = docs / "paper.md"
+    page, appendix = docs / "paper.md", docs / "paper-appendix.md"
     page.write_text(render(findings, drawn), "utf-8")
+    appendix.write_text(render_appendix(findings, drawn), "utf-8")
     text, part = readme.read_text("utf-8"), readme_part(findings, drawn)
     readme.write_text(markdown.replace_part(text, README_PART, part), "utf-8")
-    return [*(docs / "paper" / f"{name}.svg" for name in drawn), page, readme]
+    return [*(docs / "paper" / f"{name}.svg" for name in drawn), page, appendix, readme]
 
 
 def _deviations(f: Findings) -> str:

@@ -17,7 +17,9 @@ from fafed.data import status
 from fafed.errors import ConfigError, nearest
 from fafed.experiments.grid import run_all
 from fafed.experiments.rundir import RunDir
+from studies.paper import decay, text
 from studies.paper.decisions import Decisions, missing
+from studies.paper.findings import level
 from studies.paper.ledger import Job, Ledger, Outcome, compact_record
 from studies.paper.protocol import Protocol
 
@@ -51,14 +53,33 @@ def stages(decisions: Decisions) -> dict[str, Calls]:
         "sensitivity": [partial(decisions.sensitivity, k, v) for k in values for v in values[k]],
         "deviations": [partial(decisions.deviation, d, m) for d in p.deviations for m in d.methods],
     }
+    for name in levels:
+        found[f"decay-{level(name)}"] = [
+            partial(decay.measured, decisions, name, *which) for which in decay.calls_of(decisions)
+        ]
     for name in p.other_data:
         found[name] = [partial(decisions.curve, name, m) for m in methods]
     found["long-seeds"] = seeds(decisions.long, p.seeds[1:])
     found["momentum-long"] = seeds(decisions.momentum_long, p.seeds)
+    for name in (name for names in p.again.data.values() for name in names):
+        found[f"{name}-again"] = [
+            partial(text.again, decisions, name, m, seed) for seed in p.again.seeds for m in methods
+        ]
+    found["text"] = [
+        call
+        for seed in p.text.seeds
+        for call in (
+            *(partial(text.final, decisions, m, seed) for m in p.text.methods),
+            partial(text.control, decisions, seed),
+        )
+    ]
+    found["first-rounds"] = [
+        partial(text.first_rounds, decisions, case) for case in p.first_rounds.cases
+    ]
     for name, wanted in p.language.items():  # last, because it takes longer than all the others
-        found[name] = [partial(decisions.language, name, m) for m in wanted.methods]
+        found[name] = [partial(text.large, decisions, name, m) for m in wanted.methods]
         if wanted.control:
-            found[name].append(partial(decisions.control, name))
+            found[name].append(partial(text.large_control, decisions, name))
     return found
 
 

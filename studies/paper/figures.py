@@ -28,17 +28,24 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLUE, RED, GREEN, PINK, OCHRE, INK = LIGHT.hues
-HUES = {
-    "FAFED": BLUE,
-    "FedAMS": RED,
-    "STEM": GREEN,
-    "FedAdam": PINK,
-    "SCAFFOLD": OCHRE,
-    "FedAvg": INK,
-}
 MUTED = LIGHT.muted
+DASH_DOT = (0, (6, 1.5, 1.2, 1.5))
+STYLES = {  # hue and dash: in print without colours the dash tells the lines apart
+    "FAFED": (BLUE, "-"),
+    "FedAMS": (RED, DASHES["dash"]),
+    "STEM": (GREEN, DASHES["dot"]),
+    "FedAdam": (PINK, DASH_DOT),
+    "SCAFFOLD": (OCHRE, (0, (9, 2))),
+    "FedAvg": (INK, "-"),
+    "FedCM": (GREEN, "-"),
+    "SCAFFOLDM": (OCHRE, "-"),
+    "FedMuon": (PINK, "-"),
+    "FedKron": (RED, "-"),
+}
+OTHER = (MUTED, DASHES["dash"])
+COLUMNS = 6  # of a legend
 UNITS = {"round": "rounds", "gradients": "gradients, all clients", "bytes": "sent, all clients"}
-SIZE = (9.0, 3.1)  # of a row of three panels
+SIZE = (7.2, 2.9)  # inches of a row of three panels: the text keeps its size in print
 ABOVE_LATER = 3  # the perplexity axis ends at this multiple of the second half's largest value
 
 Lines = dict[str, list[Outcome]]  # label -> runs
@@ -119,28 +126,69 @@ def training(at: str) -> Draw:
     return draw
 
 
+def decayed(findings: Findings) -> Figure | None:
+    """As `table_2`, with a falling step size and newer methods."""
+    methods = findings.protocol.decay.methods
+    levels = _levels(findings)
+    return _row(findings, levels, findings.decayed, ACCURACY, "test accuracy", methods=methods)
+
+
 def language(findings: Findings) -> Figure | None:
     """Training loss and training perplexity of the language models.
 
     The perplexity axis is cut: its first values are so high that they would hide all differences.
     """
     p = findings.protocol
-    found = {name: runs for name in p.language if (runs := findings.language(name))}
+    found = {p.language[name].about: _large(findings, name) for name in p.language}
+    small = {title(m): runs for m in p.text.methods if (runs := findings.texts(m))}
+    if small and (control := findings.text_control()):
+        small[CONTROL] = control
+    found = {p.text.about: small, **found}
+    found = {about: lines for about, lines in found.items() if lines}
     if not found:
         return None
     figure, axes = panels(len(found), 2, (SIZE[0], len(found) * SIZE[1]))
-    for i, (name, runs) in enumerate(found.items()):
+    for i, (about, lines) in enumerate(found.items()):
         left, right = axes[2 * i : 2 * i + 2]
-        lines = {label: [run] for label, run in runs.items()}
-        if control := findings.control(name):
-            lines[CONTROL] = [control]
         _curves(left, lines, "train_loss", "round")
-        _guess(left)
-        top = ABOVE_LATER * max(_later(run) for run in runs.values())
+        top = ABOVE_LATER * max(_later(run) for runs in lines.values() for run in runs)
         _curves(right, lines, "train_loss", "round", log=True, transform=perplexity, top=top)
-        name_axes(left, p.language[name].about, "rounds", "training loss")
-        name_axes(right, p.language[name].about, "rounds", "training perplexity")
+        name_axes(left, about, "rounds", "training loss")
+        name_axes(right, about, "rounds", "training perplexity")
     _legend(figure, axes)
+    return figure
+
+
+def _large(findings: Findings, name: str) -> Lines:
+    lines = {label: [run] for label, run in findings.language(name).items()}
+    control = findings.control(name)
+    return {**lines, CONTROL: [control]} if lines and control else lines
+
+
+def first_rounds(findings: Findings) -> Figure | None:
+    """FAFED in the first rounds: what changes its own settings, and what it is compared with."""
+    found = findings.first_rounds()
+    if not found:
+        return None
+    words = findings.protocol.experiment(findings.protocol.first_rounds.experiment).data.words
+    figure, axes = panels(1, 2, (SIZE[0], 1.25 * SIZE[1]))
+    (_, base), *others = found
+    own = [(case, run) for case, run in others if case.algorithm == FAFED]
+    rest = [(case, run) for case, run in others if case.algorithm != FAFED]
+    for panel, heading, cases in zip(
+        axes, ("FAFED, one change", "other methods"), (own, rest), strict=True
+    ):
+        lines = [(found[0][0], base), *cases]
+        for (case, run), (hue, dash) in zip(lines, STYLES.values(), strict=False):
+            points = run.series("train_loss")
+            width = 2.4 if case is found[0][0] else 1.2
+            rounds, losses = zip(*points, strict=True)
+            panel.plot(rounds, losses, color=hue, linestyle=dash, linewidth=width, label=case.about)
+        panel.axhline(math.log(words or WORDS), color=MUTED, linewidth=0.8, linestyle=":")
+        name_axes(panel, heading, UNITS["round"], "training loss" if panel is axes[0] else "")
+        panel.legend(frameon=False, fontsize=7)
+        panel.set_yscale("log")
+        _plain_numbers(panel)
     return figure
 
 
@@ -175,6 +223,8 @@ FIGURES: dict[str, Draw] = {
     "long": long,
     "tuned": tuned,
     "momentum": momentum,
+    "decay": decayed,
+    "first-rounds": first_rounds,
     "sensitivity": sensitivity,
     "figure-1": language,
     "figure-2": training("low"),
@@ -197,9 +247,10 @@ def _row(
     quantity: str,
     label: str,
     log: bool = False,
+    methods: Sequence[str] | None = None,
 ) -> Figure | None:
     """One panel for each experiment, by its heading."""
-    lines = [_lines(findings, name, runs) for name in names.values()]
+    lines = [_lines(findings, name, runs, methods) for name in names.values()]
     if not any(lines):
         return None
     figure, axes = panels(1, len(names), SIZE)
@@ -210,8 +261,11 @@ def _row(
     return figure
 
 
-def _lines(findings: Findings, name: str, runs: Runs) -> Lines:
-    found = {title(method): runs(name, method) for method in findings.protocol.methods}
+def _lines(
+    findings: Findings, name: str, runs: Runs, methods: Sequence[str] | None = None
+) -> Lines:
+    chosen = methods or findings.protocol.methods
+    found = {title(method): runs(name, method) for method in chosen}
     return {label: mine for label, mine in found.items() if mine}
 
 
@@ -237,8 +291,7 @@ def _curves(
             continue
         x = [cost for cost, _ in series[0]]
         values = list(zip(*([transform(y) for _, y in one] for one in series), strict=True))
-        own = label in HUES
-        hue = HUES[label] if own else MUTED
+        hue, dash = STYLES.get(label, OTHER)
         if len(series) > 1:
             low, high = [min(v) for v in values], [max(v) for v in values]
             panel.fill_between(x, low, high, color=hue, alpha=0.15, linewidth=0)
@@ -246,11 +299,11 @@ def _curves(
             x,
             [sum(v) / len(v) for v in values],
             color=hue,
-            linestyle="-" if own else DASHES["dash"],
-            linewidth=2.2 if label == title(FAFED) else 1.3,
+            linestyle=dash,
+            linewidth=2.4 if label == title(FAFED) else 1.2,
             label=label,
         )
-    panel.xaxis.set_major_locator(MaxNLocator(4))
+    panel.xaxis.set_major_locator(MaxNLocator(3 if axis == "bytes" else 4))
     unit = "B" if axis == "bytes" else ""
     panel.xaxis.set_major_formatter(EngFormatter(unit=unit, sep=" " if unit else ""))
     panel.set_xlim(left=0)
@@ -266,21 +319,6 @@ def _later(run: Outcome) -> float:
     """The largest training perplexity of the second half."""
     losses = [y for r, y in run.series("train_loss") if 2 * r > run.job.rounds]
     return max(map(perplexity, losses), default=1.0)
-
-
-def _guess(panel: Axes) -> None:
-    """Draw the loss of a uniform guess over all words, if the panel reaches that high."""
-    loss = math.log(WORDS)
-    if loss < panel.get_ylim()[1]:
-        panel.axhline(loss, color=MUTED, linewidth=0.8, linestyle=":")
-        note(
-            panel,
-            "uniform guess",
-            (0.99, loss),
-            xycoords=("axes fraction", "data"),
-            ha="right",
-            va="bottom",
-        )
 
 
 def _floor(lines: Lines) -> float:
@@ -321,7 +359,7 @@ def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
     figure.legend(
         handles=[handles[label] for label in order],
         loc="outside lower center",
-        ncols=len(order),
+        ncols=min(len(order), COLUMNS),
         frameon=False,
         fontsize=8,
     )

@@ -13,9 +13,10 @@ import numpy as np
 
 from fafed.algorithms import ALGORITHMS
 from fafed.report.numbers import Stat
+from studies.paper import decay, text
 from studies.paper.decisions import Decisions, Race, RoundBudget
 from studies.paper.ledger import Missing, Outcome
-from studies.paper.protocol import Deviation, Protocol
+from studies.paper.protocol import Case, Deviation, Protocol
 
 T = TypeVar("T")
 Column = dict[str, Stat]  # method -> test accuracy
@@ -111,13 +112,13 @@ class Findings:
     def language(self, name: str) -> dict[str, Outcome]:
         """Method -> run."""
         methods = self.protocol.language[name].methods
-        found = {title(m): or_none(partial(self.decisions.language, name, m)) for m in methods}
+        found = {title(m): or_none(partial(text.large, self.decisions, name, m)) for m in methods}
         return {label: outcome for label, outcome in found.items() if outcome}
 
     def control(self, name: str) -> Outcome | None:
         """STEM with the step eta/rho, if the protocol asks for it."""
         wanted = self.protocol.language[name].control
-        return or_none(partial(self.decisions.control, name)) if wanted else None
+        return or_none(partial(text.large_control, self.decisions, name)) if wanted else None
 
     def sensitivity(self) -> dict[str, list[tuple[float, Outcome]]]:
         """The setting that is changed -> its values, each with its run."""
@@ -133,14 +134,57 @@ class Findings:
         plain = or_none(partial(self.decisions.final, wanted.experiment, method, seed))
         return plain, or_none(partial(self.decisions.deviation, wanted, method))
 
-    def _compared(self, decide: Callable[[str, int], Outcome], method: str) -> list[Outcome]:
+    def decayed(self, name: str, method: str, axis: str = "rounds") -> list[Outcome]:
+        """With a falling step size; `axis` says what is equal: rounds, gradients or bytes."""
+        p = self.protocol.decay
+
+        def decide(method: str, seed: int) -> Outcome:
+            return decay.measured(self.decisions, name, method, axis, seed)
+
+        return self._compared(decide, method, p.methods, p.seeds)
+
+    def decay_setting(self, name: str, method: str) -> Race | None:
+        return or_none(partial(decay.chosen, self.decisions, name, method))
+
+    def texts(self, method: str) -> list[Outcome]:
+        """The runs of the short language model."""
+        p = self.protocol.text
+        return self._compared(partial(text.final, self.decisions), method, p.methods, p.seeds)
+
+    def text_control(self) -> list[Outcome]:
+        return self._seeds(partial(text.control, self.decisions), self.protocol.text.seeds)
+
+    def text_setting(self, method: str) -> Race | None:
+        return or_none(partial(text.chosen, self.decisions, method))
+
+    def first_rounds(self) -> list[tuple[Case, Outcome]]:
+        cases = self.protocol.first_rounds.cases
+        runs = [(c, or_none(partial(text.first_rounds, self.decisions, c))) for c in cases]
+        return [(case, run) for case, run in runs if run]
+
+    def again(self, name: str, method: str) -> list[Outcome]:
+        """Curves on other data after a search at their own level."""
+        seeds = self.protocol.again.seeds
+        decide = partial(text.again, self.decisions, name)
+        return self._compared(decide, method, self.protocol.methods, seeds)
+
+    def _compared(
+        self,
+        decide: Callable[[str, int], Outcome],
+        method: str,
+        methods: Sequence[str] | None = None,
+        seeds: Sequence[int] | None = None,
+    ) -> list[Outcome]:
         """A method's runs with the seeds that all methods have; all its runs if there is none."""
-        by_method = {m: self._seeds(partial(decide, m)) for m in self.protocol.methods}
+        methods = methods or self.protocol.methods
+        by_method = {m: self._seeds(partial(decide, m), seeds) for m in methods}
         common = set.intersection(*({run.job.seed for run in runs} for runs in by_method.values()))
         return [run for run in by_method[method] if not common or run.job.seed in common]
 
-    def _seeds(self, decide: Callable[[int], Outcome]) -> list[Outcome]:
-        found = [or_none(partial(decide, seed)) for seed in self.protocol.seeds]
+    def _seeds(
+        self, decide: Callable[[int], Outcome], seeds: Sequence[int] | None = None
+    ) -> list[Outcome]:
+        found = [or_none(partial(decide, seed)) for seed in seeds or self.protocol.seeds]
         return [outcome for outcome in found if outcome]
 
     # Numbers.
@@ -169,11 +213,39 @@ class Findings:
             stat.n == seeds for stat in found.values()
         )
 
-    def standing(self, column: Mapping[str, Stat], method: str = FAFED) -> Standing | None:
-        """A method's standing; None unless all methods have the same number of seeds."""
+    def decay_column(self, name: str, axis: str = "rounds") -> Column:
+        """With a falling step size, by the last evaluation."""
+        methods = self.protocol.decay.methods
+        found = {m: self.end(self.decayed(name, m, axis), 1) for m in methods}
+        return {method: stat for method, stat in found.items() if stat}
+
+    def text_column(self) -> Column:
+        """The training loss at the end of the short language model."""
+        return {m: end for m in self.protocol.text.methods if (end := self.loss(self.texts(m)))}
+
+    def loss(self, runs: Sequence[Outcome]) -> Stat | None:
+        """Training loss at the end."""
+        values = [run.end("train_loss", self.protocol.tail) for run in runs]
+        return Stat.from_values(values) if values else None
+
+    def standing(
+        self,
+        column: Mapping[str, Stat],
+        method: str = FAFED,
+        *,
+        among: Sequence[str] | None = None,
+        lower: bool = False,
+    ) -> Standing | None:
+        """A method's standing; None unless all methods have the same number of seeds.
+
+        `lower`: a lower number is better. A lead is positive all the same.
+        """
+        if lower:
+            column = {m: Stat(-s.mean, s.std, s.n) for m, s in column.items()}
         others = {name: stat for name, stat in column.items() if name != method}
         same = len({stat.n for stat in column.values()}) == 1
-        if method not in column or not same or len(column) < len(self.protocol.methods):
+        wanted = among or self.protocol.methods
+        if method not in column or not same or len(column) < len(wanted):
             return None
         mine = column[method]
         rival = max(others, key=lambda name: _last_if_nan(others[name].mean))

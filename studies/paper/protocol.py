@@ -84,11 +84,56 @@ class Curves(Search):
     data: dict[str, list[str]]  # dataset -> experiments; the first one chooses the settings
 
 
+class Decay(Search):
+    """Table 2 with a step size that falls in a straight line, on seeds that no choice has seen."""
+
+    seeds: list[int]
+    methods: list[str]
+    end: float = Field(ge=0, lt=1)  # the last step size as a share of the first
+    readings: int = Field(ge=1)  # evaluations of a measured run
+    eta_times: list[float]  # factors of the eta in the two latest choices
+    grids: dict[str, dict[str, list[Any]]]  # of the methods that have no earlier choice
+
+
 class Language(Part):
     about: str
     methods: list[str]
     seed: int
-    control: dict[str, Any] | None = None  # settings of STEM with the step eta/rho
+    control: bool = False  # whether STEM with FAFED's step over rho is run beside it
+
+
+class Text(Search):
+    """The language model for the paper's whole length, as small as that needs."""
+
+    experiment: str
+    about: str
+    methods: list[str]
+    seeds: list[int]
+    grids: dict[str, dict[str, list[Any]]]
+
+
+class Case(Part):
+    about: str
+    algorithm: str
+    settings: dict[str, Any]
+    changes: dict[str, Any] = Field(default_factory=dict)
+
+
+class FirstRounds(Part):
+    """FAFED in the first rounds of a language model, with one thing changed at a time."""
+
+    experiment: str
+    rounds: int
+    seed: int
+    cases: list[Case]
+
+
+class Again(Search):
+    """Figures 2 to 4 on other data: a search at every level, as for Fashion-MNIST."""
+
+    rounds: int
+    seeds: list[int]
+    data: dict[str, list[str]]  # dataset -> experiments
 
 
 class Protocol(Part):
@@ -109,6 +154,10 @@ class Protocol(Part):
     sensitivity: Sensitivity
     deviations: list[Deviation]
     curves: Curves
+    decay: Decay
+    text: Text
+    first_rounds: FirstRounds
+    again: Again
     language: dict[str, Language]
     experiments: dict[str, Experiment]  # the other files of the folder
 
@@ -143,6 +192,9 @@ class Protocol(Part):
     def chosen_at(self, name: str) -> str:
         """The experiment whose trials choose the settings of this one, for `curves`."""
         return next(names[0] for names in self.curves.data.values() if name in names)
+
+    def is_text(self, name: str) -> bool:
+        return bool(self.experiment(name).data.partition["kind"] == "contiguous")
 
     def experiment(self, name: str) -> Experiment:
         if name not in self.experiments:

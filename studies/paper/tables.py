@@ -8,7 +8,16 @@ from typing import Any
 
 from fafed.report.numbers import Stat, duration, listing
 from studies import markdown
-from studies.paper.findings import ACCURACY, FAFED, Findings, Races, level, perplexity, title
+from studies.paper.findings import (
+    ACCURACY,
+    CONTROL,
+    FAFED,
+    Findings,
+    Races,
+    level,
+    perplexity,
+    title,
+)
 from studies.paper.ledger import Outcome
 from studies.paper.verdicts import NOT_YET, tried
 
@@ -36,6 +45,9 @@ def settings(values: Mapping[str, Any], without: Sequence[str] = ()) -> str:
 
 
 def value_text(value: Any) -> str:
+    if isinstance(value, Mapping) and value["schedule"] == "linear":
+        rises = f", rising over {100 * value['warmup']:.0f} %" if value.get("warmup") else ""
+        return f"{value['peak']:.3g} falling{rises}"
     if isinstance(value, Mapping):
         exponent = value.get("exponent", 1 / 3)
         return f"{value['kappa']:g}/({value.get('w', 1.0):g} + {value['every']})^{exponent:.3g}"
@@ -73,12 +85,16 @@ def reading_table(f: Findings, name: str) -> str:
     return table(["method", "paper", "fafed", "setting"], rows)
 
 
-def levels_table(f: Findings, columns: Mapping[str, Mapping[str, Stat]]) -> str:
+def levels_table(
+    f: Findings,
+    columns: Mapping[str, Mapping[str, Stat]],
+    methods: Sequence[str] | None = None,
+) -> str:
     """Level -> method -> number."""
     best = {name: _best(column) for name, column in columns.items()}
     rows = [
         [title(m), *(accuracy(columns[name].get(m), m == best[name]) for name in columns)]
-        for m in f.protocol.methods
+        for m in methods or f.protocol.methods
     ]
     return table(["method", *(level(name) for name in columns)], rows)
 
@@ -88,9 +104,14 @@ def _best(column: Mapping[str, Stat]) -> str | None:
     return max(finite, key=lambda method: finite[method]) if finite else None
 
 
-def settings_table(f: Findings, races: Races, without: Sequence[str] = ()) -> str:
+def settings_table(
+    f: Findings,
+    races: Races,
+    without: Sequence[str] = (),
+    methods: Sequence[str] | None = None,
+) -> str:
     rows = []
-    for method in f.protocol.methods:
+    for method in methods or f.protocol.methods:
         row = [title(method)]
         for name in f.levels:
             race = races(name, method)
@@ -232,6 +253,45 @@ def language_table(runs: Mapping[str, Outcome], tail: int) -> str:
         else:
             rows.append([label, f"{train:.3f}", f"{perplexity(test):.1f}", chosen])
     return table(["method", "training loss", "test perplexity", "setting"], rows)
+
+
+def text_table(f: Findings) -> str:
+    """The short language model: what was chosen, and where it ends."""
+    p, column = f.protocol.text, f.text_column()
+    least = min((s.mean for s in column.values() if not math.isnan(s.mean)), default=None)
+    rows = []
+    for label, runs in [*((title(m), f.texts(m)) for m in p.methods), (CONTROL, f.text_control())]:
+        end = f.loss(runs)
+        if end is None:
+            rows.append([label, NOT_YET, NOT_YET, NOT_YET])
+            continue
+        test = Stat.from_values([perplexity(run.end("test_loss", 1)) for run in runs])
+        words = f"**{loss(end)}**" if end.mean == least else loss(end)
+        chosen = settings(runs[0].job.settings, ("tau",))
+        rows.append([label, words, loss(test, 1), chosen])
+    return table(["method", "training loss", "test perplexity", "setting"], rows)
+
+
+def loss(stat: Stat, places: int = 3) -> str:
+    if math.isnan(stat.mean):
+        return "diverged"
+    seeds = " (1 seed)" if stat.std is None else f" ± {stat.std:.{places}f}"
+    return f"{stat.mean:.{places}f}{seeds}"
+
+
+def first_rounds_table(f: Findings, at: Sequence[int]) -> str:
+    """The training loss in some of the first rounds, and the largest."""
+    found = {case.about: run for case, run in f.first_rounds()}
+    rows = []
+    for case in f.protocol.first_rounds.cases:
+        run = found.get(case.about)
+        losses = dict(run.series("train_loss")) if run else {}
+        cells = [f"{losses[r]:.2f}" if r in losses else NOT_YET for r in at]
+        top = f"{max(losses.values()):.2f}" if losses else NOT_YET
+        if run and run.failure:
+            cells, top = ["diverged"] * len(at), "diverged"
+        rows.append([case.about, *cells, top])
+    return table(["", *(f"round {r}" for r in at), "largest"], rows)
 
 
 def effort_table(f: Findings) -> str:

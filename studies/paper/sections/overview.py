@@ -11,51 +11,29 @@ from studies.paper.verdicts import NOT_YET
 from studies.theory.findings import RESULTS
 
 
-def glance(f: Findings) -> str:
-    """Questions and answers."""
-    fair = f.columns(f.finals)
-    gradients = {name: f.at_equal_cost(name, "gradients") for name in f.levels}
-    sent = {name: f.at_equal_cost(name, "bytes") for name in f.levels}
-    longer = f.columns(f.longs)
-    tuned = f.columns(f.tuned)
-    faster = f.columns(f.with_momentum)
-    faster_longer = f.columns(f.momentum_longs)
-    readings = f.protocol.readings.items()
-    rows = [
-        ("FAFED after the same number of rounds (Table 2)", verdicts.standings(f, fair)),
-        ("FAFED beside the paper's FAFED", verdicts.beside_paper(f, f.finals)),
-        ("FAFED with the same number of gradients", verdicts.standings(f, gradients)),
-        ("FAFED with the same number of bytes", verdicts.standings(f, sent)),
-        (
-            f"FAFED after {f.protocol.long.times} times as many rounds",
-            verdicts.standings(f, longer),
-        ),
-        ("FAFED after a search beyond the paper's grid", verdicts.standings(f, tuned)),
-        (
-            "The same, with momentum for those without",
-            f"{verdicts.standings(f, faster)}. At equal cost: "
-            f"{verdicts.equal_costs_words(f, f.with_momentum)}",
-        ),
-        (
-            f"That after {f.protocol.long.times} times as many rounds",
-            verdicts.standings(f, faster_longer),
-        ),
-        *((f"FAFED, {r.about}", verdicts.reading_words(f, name)) for name, r in readings),
-        ("FAFED's training loss among the six (Figures 2 to 4)", verdicts.losses_words(f)),
-        (
-            "Its training loss is smoother, that is, goes up less on the way (Figures 2 to 4)",
-            verdicts.rises_words(f),
-        ),
-        ("FAFED's training loss in the language models (Figure 1)", verdicts.language_words(f)),
-        ("Adaptivity in the language model (Figure 1)", verdicts.control_words(f)),
-    ]
-    words = (
-        "Test accuracies on Fashion-MNIST, mean of "
-        f"{verdicts.seeds_words(f)}, unless the row says otherwise. The spread over seeds is the "
-        "larger of two sample standard deviations, FAFED's and the best other's; a lead that is "
-        "smaller is no lead.\n\n"
+def how(f: Findings) -> str:
+    """The rules in short."""
+    p = f.protocol
+    budgets = ", ".join(
+        f"{level(n)} {found.count if (found := f.rounds(n)) else NOT_YET}" for n in f.levels
     )
-    return "## At a glance\n\n" + words + tables.table(("question", "answer"), rows)
+    return f"""\
+## How we measured
+
+Twenty clients share the data. At the level *low*, 95 % of them are dealt out alike; at *moderate*,
+every class is dealt out evenly; at *high*, each client has five of the ten classes.
+
+1. **Rounds.** The paper does not say how long it trains. We stop where the best FedAvg reaches the
+   paper's accuracy of FedAvg. These are T rounds: {budgets}.
+2. **Choice.** Every method tries at most {p.fair.trials} settings of the paper's grid. Accuracy on
+   held-out data decides, with seed {p.choosing_seed}.
+3. **Measurement.** The chosen setting is trained on all training data with other seeds. A result
+   is the mean of the last {p.tail} evaluations on the test set; ± is the standard deviation over
+   seeds.
+
+Model, data, batches and initial weights of a seed are the same for all methods. The
+[appendix](paper-appendix.md#protocol) has the rules in full, and
+[what the paper leaves open](paper-appendix.md#deviations)."""
 
 
 def protocol(f: Findings) -> str:

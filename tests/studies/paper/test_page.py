@@ -35,15 +35,28 @@ def drawn(findings):
     return figures.available(findings)
 
 
-def test_the_page_is_the_one_that_the_records_give(findings, drawn):
+def test_the_pages_are_those_that_the_records_give(findings, drawn):
     page = (DOCS / "paper.md").read_text("utf-8")
     assert page == document.render(findings, drawn), "python -m studies.paper document"
-    pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", page)
-    assert {Path(picture).stem for picture in pictures} == set(drawn)
+    appendix = (DOCS / "paper-appendix.md").read_text("utf-8")
+    assert appendix == document.render_appendix(findings, drawn), "python -m studies.paper document"
+    pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", page + appendix)
+    assert sorted(Path(picture).stem for picture in pictures) == sorted(drawn)
     for picture in pictures:
         assert (DOCS / picture).is_file()
-    for link in re.findall(r"\]\((\.\./[^)#]+|[a-z]+\.md)", page):
-        assert (DOCS / link).exists()
+    for text, own in ((page, "paper.md"), (appendix, "paper-appendix.md")):
+        for link, anchor in re.findall(r"\]\(([\w./-]*)(#[\w-]+)?\)", text):
+            assert (DOCS / (link or own)).exists()
+            if anchor:
+                headings = re.findall(
+                    r"^##+ (.+)$", (DOCS / (link or own)).read_text("utf-8"), re.M
+                )
+                assert anchor[1:] in {_anchor(heading) for heading in headings}, anchor
+
+
+def _anchor(heading: str) -> str:
+    """As GitHub makes it."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
 def test_the_readme_shows_the_same_table(findings, drawn):
@@ -83,16 +96,34 @@ def test_verdicts_follow_the_numbers(findings):
         "low: -0.0200 (spread over seeds, 0.0100); high: not run yet"
     )
     assert verdicts.standing(findings, column | {"fedavg": Stat(0.8, None, 1)}) == "not run yet"
+    lead = {m: Stat(0.8, 0.001, 3) for m in findings.protocol.methods} | {
+        "fafed": Stat(0.81, 0.004, 3)
+    }
+    assert verdicts.judged(findings, lead) == "**holds** (first, +0.0100)"
+    for accuracy, words in ((0.803, "open (first, +0.0030)"), (0.79, "**does not hold** (sixth")):
+        assert verdicts.judged(findings, lead | {"fafed": Stat(accuracy, 0.004, 3)}).startswith(
+            words
+        )
+    alone = {m: Stat(s.mean, None, 1) for m, s in lead.items()}
+    assert verdicts.judged(findings, alone) == "one seed, no verdict (first, +0.0100)"
+    losses = {m: Stat(5.0 - s.mean, 0.001, 3) for m, s in lead.items()}
+    place = findings.standing(losses, lower=True)
+    assert (place.rank, round(place.lead, 4)) == (1, 0.01)
     assert tables.accuracy(Stat(float("nan"), None, 3)) == "diverged"
     assert tables.settings({"alpha": {"schedule": "power", "kappa": 0.9, "every": "round"}}) == (
         "alpha = 0.9/(1 + round)^0.333"
+    )
+    assert tables.settings({"eta": {"schedule": "linear", "peak": 0.28, "end": 0.02}}) == (
+        "eta = 0.28 falling"
     )
 
 
 def test_with_nothing_run_the_page_says_so():
     empty = Findings(Decisions(Protocol.read(STUDY / "configs"), Ledger()))
-    page = document.render(empty, [])
+    page = document.render(empty, []) + document.render_appendix(empty, [])
     assert "not run yet" in page
+    assert "holds** (" not in page
+    assert "open (" not in page
     assert not re.search(r"\d\.\d{4} ±", page)
     assert figures.available(empty) == []
 

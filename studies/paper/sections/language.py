@@ -1,0 +1,157 @@
+"""The language model: Figure 1, and FAFED in the first rounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from statistics import fmean
+
+from fafed import models
+from fafed.experiments.config import Experiment
+from fafed.report.numbers import NOTHING, listing
+from studies.paper import tables, verdicts
+from studies.paper.decisions import points
+from studies.paper.findings import CONTROL, FAFED, Findings, title
+from studies.paper.ledger import Outcome
+from studies.paper.verdicts import NOT_YET
+
+EPOCHS = 40  # in the public code
+SHOWN = (1, 2, 5, 10, 20)  # of the first rounds
+
+
+def figure_1(f: Findings) -> str:
+    p = f.protocol.text
+    e = f.protocol.experiment(p.experiment)
+    words = e.data.words or verdicts.WORDS
+    rounds = f.protocol.first_rounds.rounds
+    trial = f.decisions.share_of(p.rungs[0].share, e.rounds)
+    epochs = EPOCHS * trial / e.rounds
+    seeds = listing([str(s) for s in p.seeds])
+    tokens = e.data.tokens or 0
+    return f"""\
+## Figure 1: language model on WikiText-2
+
+The paper trains a 2-layer LSTM with 650 dimensions, its public code for {EPOCHS} epochs. That would
+take weeks on this machine. So we train a small model for as many epochs: {p.about},
+the {words:,} most frequent words (the rest is unknown), and the first {tokens:,} of
+2,088,628 words of text, in batches of {e.batch_size} columns. Clients (16), steps of a round (10),
+clipping (0.25) and dropout (0.5) are the paper's. There are {e.rounds} rounds in {EPOCHS} epochs,
+where the whole text has 744. A small model on little text need not rank the methods as the paper's
+model does. {_order(f, epochs, trial)}
+
+**Choice.** Every method has {p.trials} trials of {epochs:.1f} epochs ({trial} rounds, seed
+{f.protocol.choosing_seed}), ranked by the loss on held-out text. alpha, beta, beta1 and beta2 are
+0.1 or 0.9, as in the paper. Step sizes are the paper's and smaller ones, because a small model
+needs smaller steps: {_trials(f)}. **Measurement**: seeds {seeds}, {EPOCHS} epochs. The training
+loss is the mean over the clients' local steps, with dropout, in the last {f.protocol.tail} rounds.
+Who takes all words for equally likely has a loss of {math.log(words):.3f}.
+
+{tables.text_table(f)}
+{_place(f)}
+
+{{figure-1}}
+
+Gradients are clipped to norm 0.25, so sqrt(v) can reach rho = 0.01 in at most 625 of
+{_coordinates(e):,} coordinates ([why](theory.md#by-arithmetic-alone)), and FAFED should be close to
+STEM with the step eta/rho. That STEM, with FAFED's alpha, is the control (*{CONTROL}*).
+
+**The paper's sizes.** Step sizes are the paper's, momentum is what was best with them in the small
+model's trials. {_large(f)} Earlier records of these models used a step size that fell one step too
+early, and are withdrawn.
+
+## What happens to FAFED in the first rounds
+
+With the paper's eta = 1 and rho = 0.01, a local step of FAFED is up to eta/rho = 100 times its
+estimate m. FedAvg's is 10 times a gradient. The table and the figure show what such steps do in
+the first rounds, and what makes them shorter or safer. One thing at a time is changed, on the small
+model: seed {f.protocol.first_rounds.seed}, {rounds} rounds, constant steps.
+
+{tables.first_rounds_table(f, SHOWN)}
+{{first-rounds}}
+
+{_first_words(f, math.log(words))}"""
+
+
+def _order(f: Findings, epochs: float, rounds: int) -> str:
+    """The methods by training loss after the first epochs, in small and large models."""
+
+    def ranked(runs: Mapping[str, Outcome], upto: int) -> str:
+        ends = {}
+        for label, run in runs.items():
+            losses = [y for r, y in run.series("train_loss") if r <= upto]
+            ends[label] = fmean(losses[-f.protocol.tail :])
+        return ", ".join(sorted(ends, key=lambda label: ends[label]))
+
+    small = {title(m): own[0] for m in f.protocol.text.methods if (own := f.texts(m))}
+    found = [f"{f.protocol.text.about}: {ranked(small, rounds)}"] if small else []
+    for name, wanted in f.protocol.language.items():
+        if runs := f.language(name):
+            found.append(f"{wanted.about}: {ranked(runs, f.protocol.experiment(name).rounds)}")
+    if len(found) < 2:
+        return "Whether it does is not known: the larger models have not been run yet."
+    return f"By training loss after about {epochs:.0f} epochs, best first: {'; '.join(found)}."
+
+
+def _coordinates(e: Experiment) -> int:
+    model = models.build(e.model.name, seed=0, **e.model.options)
+    return sum(p.numel() for p in model.parameters())
+
+
+def _trials(f: Findings) -> str:
+    """How many step sizes each method tries."""
+    p = f.protocol.text
+    counts: dict[int, list[str]] = {}
+    for method in p.methods:
+        counts.setdefault(len(p.grids[method]["eta"]), []).append(title(method))
+        assert len(points(p.grids[method])) == p.trials
+    told = [f"{number} for {listing(names)}" for number, names in counts.items()]
+    return "; ".join(told)
+
+
+def _place(f: Findings) -> str:
+    p = f.protocol.text
+    column = f.text_column()
+    place = f.standing(column, among=p.methods, lower=True)
+    if place is None:
+        return f"FAFED's place: {NOT_YET}."
+    n = column[FAFED].n
+    spread = f"spread over seeds {place.spread:.3f}" if n > 1 else "one seed, so no verdict"
+    side = "below" if place.lead > 0 else "above"
+    rank, rival = verdicts.ORDINALS[place.rank - 1], title(place.rival)
+    return (
+        f"FAFED's place by training loss: {rank}, {abs(place.lead):.3f} {side} {rival} ({spread}; "
+        f"{n} of {len(p.seeds)} seeds)."
+    )
+
+
+def _large(f: Findings) -> str:
+    """What there is of the models of 200 and 650 dimensions."""
+    parts = [verdicts.sentence(verdicts.language_words(f))]
+    for name, wanted in f.protocol.language.items():
+        if runs := f.language(name):
+            if control := f.control(name):
+                runs = {**runs, CONTROL: control}
+            rounds = f.protocol.experiment(name).rounds
+            parts += [
+                f"\n\n{wanted.about}, {rounds} rounds, seed {wanted.seed}:\n",
+                tables.language_table(runs, f.protocol.tail),
+            ]
+    return "\n".join(parts)
+
+
+def _first_words(f: Findings, guess: float) -> str:
+    """In how many of the rounds the loss is above that of a uniform guess."""
+    never, above = [], []
+    for case, run in f.first_rounds():
+        count = sum(y > guess for _, y in run.series("train_loss"))
+        if run.failure or count:
+            end = "diverged" if run.failure else f"{count} round{'s' if count > 1 else ''}"
+            above.append(f"{case.about} ({end})")
+        else:
+            never.append(case.about)
+    if not never and not above:
+        return ""
+    return (
+        f"Above {guess:.3f}, the loss of a uniform guess (dotted): {'; '.join(above) or NOTHING}. "
+        f"Never above it: {'; '.join(never) or NOTHING}. This is one seed of a small model."
+    )
