@@ -29,7 +29,19 @@ static const real ROUNDING = 12582912, LOG2_HIGH = 0.693359375f, LOG2_LOW = -2.1
 
 typedef real vec __attribute__((vector_size(BYTES)));
 typedef real loose __attribute__((vector_size(BYTES), aligned(sizeof(real)), may_alias));
+typedef whole mask __attribute__((vector_size(BYTES))); /* -1 for yes, 0 for no */
 enum { LANES = BYTES / sizeof(real) };
+
+/* 0, 1, 2, ... */
+#if BYTES == 64 && !defined(DOUBLE)
+#define COUNT ((mask){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
+#elif BYTES == 64 || (BYTES == 32 && !defined(DOUBLE))
+#define COUNT ((mask){0, 1, 2, 3, 4, 5, 6, 7})
+#elif BYTES == 32 || !defined(DOUBLE)
+#define COUNT ((mask){0, 1, 2, 3})
+#else
+#define COUNT ((mask){0, 1})
+#endif
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
@@ -46,10 +58,10 @@ INLINE void keep_off(real *gap) { (void)gap; }
 
 INLINE vec load(const real *p) { return *(const loose *)p; }
 
+/* The upper half of the lanes is added to the lower one, until one is left. */
 INLINE real total(vec v) {
-    real sum = 0;
-    for (int l = 0; l < LANES; l++) sum += v[l];
-    return sum;
+    UNROLL for (int half = LANES / 2; half > 0; half /= 2) v += __builtin_shuffle(v, COUNT + half);
+    return v[0];
 }
 
 /* s and r with e^x = s + s r, from x = n log 2 + a small rest; |x| below 87, or 708 with DOUBLE */

@@ -22,7 +22,6 @@ enum { DOT_ROWS = 3, DOT_COLUMNS = 3, MIX_ROWS = 4, MIX_WIDTH = 3 };
 enum { DOT_ROWS = 4, DOT_COLUMNS = 4, MIX_ROWS = 4, MIX_WIDTH = 4 };
 #endif
 
-typedef whole mask __attribute__((vector_size(BYTES))); /* -1 for yes, 0 for no */
 typedef whole loose_mask __attribute__((vector_size(BYTES), aligned(sizeof(real)), may_alias));
 
 enum { NOTHING, TANH, RELU };
@@ -35,16 +34,12 @@ INLINE vec either(mask m, vec yes, vec no) { return (vec)((m & (mask)yes) | (~m 
 INLINE vec only(mask m, vec yes) { return (vec)(m & (mask)yes); }
 
 #if BYTES == 64 && !defined(DOUBLE)
-#define COUNT ((mask){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
 #define LOW ((mask){0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23})
 #elif BYTES == 64 || (BYTES == 32 && !defined(DOUBLE))
-#define COUNT ((mask){0, 1, 2, 3, 4, 5, 6, 7})
 #define LOW ((mask){0, 8, 1, 9, 2, 10, 3, 11})
 #elif BYTES == 32 || !defined(DOUBLE)
-#define COUNT ((mask){0, 1, 2, 3})
 #define LOW ((mask){0, 4, 1, 5})
 #else
-#define COUNT ((mask){0, 1})
 #define LOW ((mask){0, 2})
 #endif
 
