@@ -54,6 +54,11 @@ def test_the_navigation_has_every_page_once(config, hooks):
     assert set(found) == {str(page.relative_to(DOCS)) for page in PAGES} | made
 
 
+def test_a_warning_is_an_error():
+    """With --quiet MkDocs would not count its warnings."""
+    assert "mkdocs build --strict\n" in (ROOT / "Makefile").read_text("utf-8")
+
+
 def test_nothing_comes_from_another_site(config, hooks):
     assert config.theme["font"] is False
     assert not config.extra_javascript
