@@ -143,6 +143,17 @@ def test_docstrings_become_lists():
     assert api.listed(sentence) == sentence
 
 
+def test_the_comment_behind_a_field_says_what_it_is(tmp_path):
+    import griffe
+
+    api, path = loaded("api"), tmp_path / "fields.py"
+    path.write_text("class Result:\n    x: int  # its vector\n    y: int\n\n\nz: int  # no field\n")
+    code = griffe.visit("fields", path, path.read_text(), extensions=griffe.Extensions(api.Fafed()))
+    assert code["Result.x"].docstring.value == "its vector"
+    assert code["Result.y"].docstring is None
+    assert code["z"].docstring is None
+
+
 SNIPPET = re.compile(r'^--8<-- "([^":]+)(?::(\w+))?"$', re.MULTILINE)
 
 
