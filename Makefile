@@ -44,7 +44,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 docs: $(STAMP)  # the site, in build/site; a warning is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(STAMP)
 	$(BIN)/python -m studies.performance

@@ -1,11 +1,12 @@
 """How the API reference reads fafed's docstrings (an extension of griffe).
 
 A docstring explains names as `name: text`, with the text's further lines indented. They become a
-list.
+list. The comment behind a field says what it is.
 """
 
 from __future__ import annotations
 
+import linecache
 import re
 from typing import Any
 
@@ -19,6 +20,13 @@ class Fafed(griffe.Extension):
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:
             obj.docstring.value = listed(obj.docstring.value)
+
+    def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
+        if attr.docstring is None and attr.parent is not None and attr.parent.is_class:
+            line = linecache.getline(str(attr.filepath), attr.lineno or 0)
+            _, mark, comment = line.strip().partition("  # ")
+            if mark:
+                attr.docstring = griffe.Docstring(comment, parent=attr)
 
 
 def listed(text: str) -> str:

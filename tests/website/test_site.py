@@ -54,6 +54,11 @@ def test_the_navigation_has_every_page_once(config, hooks):
     assert set(found) == {str(page.relative_to(DOCS)) for page in PAGES} | made
 
 
+def test_a_warning_is_an_error():
+    """With --quiet MkDocs would not count its warnings."""
+    assert "mkdocs build --strict\n" in (ROOT / "Makefile").read_text("utf-8")
+
+
 def test_nothing_comes_from_another_site(config, hooks):
     assert config.theme["font"] is False
     assert not config.extra_javascript
@@ -136,6 +141,17 @@ def test_docstrings_become_lists():
     )
     sentence = "It is said in\nfiles: they are read."
     assert api.listed(sentence) == sentence
+
+
+def test_the_comment_behind_a_field_says_what_it_is(tmp_path):
+    import griffe
+
+    api, path = loaded("api"), tmp_path / "fields.py"
+    path.write_text("class Result:\n    x: int  # its vector\n    y: int\n\n\nz: int  # no field\n")
+    code = griffe.visit("fields", path, path.read_text(), extensions=griffe.Extensions(api.Fafed()))
+    assert code["Result.x"].docstring.value == "its vector"
+    assert code["Result.y"].docstring is None
+    assert code["z"].docstring is None
 
 
 SNIPPET = re.compile(r'^--8<-- "([^":]+)(?::(\w+))?"$', re.MULTILINE)
