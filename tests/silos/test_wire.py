@@ -156,6 +156,37 @@ def test_a_lost_answer_takes_the_silo_back_to_what_it_owed_before(tmp_path):
     assert torch.equal(final(there), simulated(found, {2: {2}}))
 
 
+def test_a_silo_that_lost_its_state_owes_nothing(tmp_path, caplog):
+    found, wire = small(tmp_path, "fedavg", wire=WIRES["topk"]), silos(tmp_path)
+
+    def damage(record):
+        if record.round == 2:
+            for path in (tmp_path / "c").rglob("*.state"):
+                path.write_bytes(path.read_bytes()[:-1] + b"?")
+
+    with caplog.at_level(logging.WARNING):
+        there = run(found, tmp_path, wire, damage)
+    assert "silo 'c' has lost its state of the run; it joins as a new one" in caplog.text
+    assert [record.clients for record in there.records()] == [3] * 4
+    assert torch.equal(final(there), simulated(found, {}, {3: 2}))
+
+
+def test_a_server_that_goes_back_one_round_takes_its_scales_along(tmp_path):
+    found, wire = small(tmp_path, "fedavg", wire=WIRES["int8"]), silos(tmp_path)
+
+    def die(record):
+        if record.round == 3:
+            for path in checkpoint.found(tmp_path / "run" / "checkpoints")[:1]:
+                path.unlink()
+            raise SystemExit
+
+    with pytest.raises(SystemExit):
+        run(found, tmp_path, wire, die)
+    there = run(found, tmp_path, wire)
+    assert [record.round for record in there.records()] == [1, 2, 3, 4]
+    assert torch.equal(final(there), final(in_simulation(found, tmp_path)))
+
+
 def changed(answer, name, numbers):
     """The same answer with other bytes in one of its parts."""
     head, body, at = json.loads(answer.head), bytearray(bytes(answer.body)), 0

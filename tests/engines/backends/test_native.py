@@ -143,6 +143,12 @@ def test_clients_that_come_and_go(name):
     assert_same(*(train(ALGORITHMS[name], engine, **common) for engine in ("loop", "native")))
 
 
+@pytest.mark.parametrize("wire", [fafed.Wire("int8"), fafed.Wire("topk", share=0.2)])
+def test_compressed_messages(wire):
+    common = {"wire": wire, "participation": 0.6}
+    assert_same(*(train(ALGORITHMS["fafed"], e, **common) for e in ("loop", "native")))
+
+
 @pytest.mark.parametrize("name", ["fedavg", "fafed"])
 def test_whole_shards_and_targets_that_do_not_count(name):
     data = clients()
