@@ -362,7 +362,7 @@ def _fedpac(r: Results) -> str:
         return ""
     return (
         f"- FedPAC has cap = {cap}: the 784 inputs have no basis. With one, as by default, a "
-        "message would be 25 vectors, and a run takes ten times as long.\n"
+        "message would be 25 vectors, and a run takes several times as long.\n"
     )
 
 
