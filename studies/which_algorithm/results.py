@@ -63,6 +63,10 @@ class Results:
         """The accuracy at the cost of FedAvg's whole run with one seed, 0 if it diverged."""
         return float(self.parts[part][name]["equal"][axis]["accuracy"] or 0)
 
+    def rounds(self, part: str, name: str, axis: str) -> int:
+        """How many rounds cost what FedAvg's whole run costs."""
+        return int(self.parts[part][name]["equal"][axis]["rounds"])
+
     def untuned(self, part: str, name: str) -> float:
         """The accuracy with the rule's setting, 0 if it diverged."""
         return float(self.parts[part][name]["untuned"] or 0)
