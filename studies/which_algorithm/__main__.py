@@ -46,6 +46,8 @@ def main() -> None:
         results = measure(make, known)
         if "fafed_options" not in results:
             results["fafed_options"] = fafed_default.measure(make)
+        if "fafed_as_it_comes" not in results and not make.collect:
+            results["fafed_as_it_comes"] = fafed_default.as_it_comes(make)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
     found = Results(json.loads(RESULTS.read_text("utf-8")))
     PAGE.write_text(render(found), "utf-8")

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from studies.which_algorithm import jobs
-from studies.which_algorithm.jobs import JOBS, TUNING_SEED, Setting
-from studies.which_algorithm.measurement import Runs, held_out
+from studies.which_algorithm.jobs import ELSEWHERE, JOBS, ONE_SEED, TUNING_SEED, Setting
+from studies.which_algorithm.measurement import Runs, accuracy, held_out
 
 KINDS = ("linear", "constant")
 ALPHA = 0.9
@@ -55,3 +55,12 @@ def measure(make: Runs) -> list[dict[str, Any]]:
         for setting in candidates()
     ]
     return sorted(found, key=lambda entry: entry["worst_loss"])
+
+
+def as_it_comes(make: Runs) -> dict[str, float | None]:
+    """The default with its constant rate, on all jobs: what `fafed.FAFED()` gives."""
+    default = jobs.default("fafed")
+    wanted = {
+        (job,): jobs.run(job, "fafed", default, "constant", ONE_SEED) for job in (*JOBS, *ELSEWHERE)
+    }
+    return {job: accuracy(place) for (job,), place in make("FAFED as it comes", wanted).items()}

@@ -320,14 +320,12 @@ def elsewhere(
         entry = known.get(job, {}).get(name, {}).get(which)
         return entry if entry and entry["setting"] == dict(chosen[job, name, which]) else None
 
-    ends = make(
-        "measuring, other jobs",
-        {
-            key: jobs.run(key[0], key[1], setting, "linear", ONE_SEED)
-            for key, setting in chosen.items()
-            if not there(*key)
-        },
-    )
+    wanted = {
+        (j, n, which): jobs.run(j, n, setting, "linear", ONE_SEED)
+        for (j, n, which), setting in chosen.items()
+        if not there(j, n, which)
+    }
+    ends = make("measuring, other jobs", wanted)
     found: dict[str, dict[str, Any]] = {job: {} for job in ELSEWHERE}
     for (job, name, which), setting in chosen.items():
         entry = there(job, name, which)

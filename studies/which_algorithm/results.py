@@ -63,6 +63,10 @@ class Results:
         """The accuracy at the cost of FedAvg's whole run with one seed, 0 if it diverged."""
         return float(self.parts[part][name]["equal"][axis]["accuracy"] or 0)
 
+    def rounds(self, part: str, name: str, axis: str) -> int:
+        """How many rounds cost what FedAvg's whole run costs."""
+        return int(self.parts[part][name]["equal"][axis]["rounds"])
+
     def untuned(self, part: str, name: str) -> float:
         """The accuracy with the rule's setting, 0 if it diverged."""
         return float(self.parts[part][name]["untuned"] or 0)
@@ -151,14 +155,21 @@ class Results:
         parts = [part for part in JOBS if name in self.parts[part]]
         return max(self.untuned_loss(part, name, "fedavg") for part in parts)
 
+    def tuned_fedavg(self, job: str) -> float:
+        """FedAvg's accuracy with the setting that was chosen for this job, with one seed."""
+        if job in self.elsewhere:
+            return float(self.elsewhere[job]["fedavg"]["tuned"]["accuracy"] or 0)
+        seeds = self.content["seeds"]
+        ends = self.parts[job]["fedavg"]["accuracy"]
+        return float(ends[seeds["measuring"].index(seeds["one"])] or 0)
+
     def worst_gap(self, name: str) -> float:
         """The same over the other jobs, too; infinite if it has not been run on all of them."""
         gaps = [self.untuned_gap(name)]
-        for methods in self.elsewhere.values():
+        for job, methods in self.elsewhere.items():
             if "default" not in methods.get(name, {}):
                 return math.inf
-            tuned = methods["fedavg"]["tuned"]["accuracy"]
-            gaps.append(float(tuned or 0) - float(methods[name]["default"]["accuracy"] or 0))
+            gaps.append(self.tuned_fedavg(job) - float(methods[name]["default"]["accuracy"] or 0))
         return max(gaps)
 
     # The same in words.

@@ -13,7 +13,7 @@ from fafed import ALGORITHMS, FAFED, FedAvg
 from fafed.experiments.config import Experiment
 from fafed.experiments.execute import execute
 from fafed.experiments.rundir import RunDir
-from studies.which_algorithm import cifar, cifar_part, jobs, measurement
+from studies.which_algorithm import cifar, cifar_part, fafed_default, jobs, measurement
 from studies.which_algorithm.figure import draw
 from studies.which_algorithm.jobs import AS_IT_IS, JOBS, KEPT
 from studies.which_algorithm.page import render
@@ -108,6 +108,20 @@ def test_the_library_has_the_defaults_that_the_page_says(results):
         assert dict(jobs.default(name)) == expected
         assert dict(jobs.before(name)) == results.defaults[name]["before"]
     assert (FAFED.paper().eta, FAFED.paper().alpha) == (0.01, 0.9)
+
+
+def test_fafeds_options_were_chosen_by_the_rule_and_are_the_default(results):
+    found = results.content["fafed_options"]
+    tried = [tuple(entry["setting"].items()) for entry in found]
+    assert sorted(tried) == sorted(fafed_default.candidates())
+    cells = [(job, kind) for job in JOBS for kind in fafed_default.KINDS]
+    top = {(j, k): max(e["accuracy"][j][k] for e in found) for j, k in cells}
+    for entry in found:
+        worst = max(top[j, k] - entry["accuracy"][j][k] for j, k in cells)
+        assert entry["worst_loss"] == pytest.approx(worst, abs=1e-6)
+    best = min(found, key=lambda entry: entry["worst_loss"])
+    assert best == found[0]
+    assert all(getattr(FAFED(), key) == value for key, value in best["setting"].items())
 
 
 def test_step_sizes_fall_in_every_method_that_allows_it():
