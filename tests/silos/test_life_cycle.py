@@ -98,9 +98,9 @@ class Federation:
         while place.round() < rounds and process.poll() is None:
             assert time.monotonic() < end, (self.folder / "run.txt").read_text()
             time.sleep(0.1)
-        if process.poll() is None and not place.finished():
+        if process.poll() is None and rounds < place.experiment().rounds:
             process.send_signal(signal.SIGINT)
-        process.wait(60)
+        process.wait(120)
         assert place.round() >= rounds, (self.folder / "run.txt").read_text()
         return [record.clients for record in place.records()]
 
