@@ -85,7 +85,8 @@ class Federation:
         found = self.experiment.changed(**changes)
         sets = [part for k, v in changes.items() for part in ("--set", f"{k}={v}")]
         command = [sys.executable, "-m", "fafed", "silos", "run", "hospitals.toml", "--kit", ADMIN]
-        command += ["--silos", silos, "--min-silos", "2", "--patience", "30", *sets]
+        command += ["--silos", silos, "--min-silos", "2", "--patience", "30"]
+        command += ["--start", "40", *sets]  # what a job waits for a silo that has left
         with (self.folder / "run.txt").open("a") as told:
             process = subprocess.Popen(
                 command, cwd=self.coordinator.folder, stdout=told, stderr=subprocess.STDOUT
