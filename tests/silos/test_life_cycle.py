@@ -85,7 +85,8 @@ class Federation:
         found = self.experiment.changed(**changes)
         sets = [part for k, v in changes.items() for part in ("--set", f"{k}={v}")]
         command = [sys.executable, "-m", "fafed", "silos", "run", "hospitals.toml", "--kit", ADMIN]
-        command += ["--silos", silos, "--min-silos", "2", "--patience", "30", *sets]
+        command += ["--silos", silos, "--min-silos", "2", "--patience", "30"]
+        command += ["--start", "40", *sets]  # what a job waits for a silo that has left
         with (self.folder / "run.txt").open("a") as told:
             process = subprocess.Popen(
                 command, cwd=self.coordinator.folder, stdout=told, stderr=subprocess.STDOUT
@@ -98,9 +99,9 @@ class Federation:
         while place.round() < rounds and process.poll() is None:
             assert time.monotonic() < end, (self.folder / "run.txt").read_text()
             time.sleep(0.1)
-        if process.poll() is None and not place.finished():
+        if process.poll() is None and rounds < place.experiment().rounds:
             process.send_signal(signal.SIGINT)
-        process.wait(60)
+        process.wait(120)
         assert place.round() >= rounds, (self.folder / "run.txt").read_text()
         return [record.clients for record in place.records()]
 
