@@ -55,6 +55,7 @@ class Server:
         self.file = file
         self.silo = Worker("silo", Site.read(file))
         self.runs = 0
+        self.privacy: dict[str, object] = {}
 
     def begin(self, clients: int = 3, **changes: object) -> None:
         """Say hello for a new run; `Said` if the silo refuses."""
@@ -65,7 +66,7 @@ class Server:
             "model": {"name": "softmax", "inputs": INPUTS, "outputs": CLASSES},
             "algorithm": {"name": "fedavg", "eta": 1.0},
         }
-        self.experiment = content | changes
+        self.experiment = content | {"privacy": self.privacy} | changes
         self.runs += 1
         self.run = f"run-{self.runs}"
         facts = {"experiment": self.experiment, "client": 0, "clients": clients}
@@ -193,6 +194,21 @@ ONE_BY_ONE = [(attack, limits, name) for attack, limits, _ in ATTACKS for name i
 @pytest.mark.parametrize(("attack", "limits", "learned"), ATTACKS)
 def test_an_attack_works_if_its_limits_are_lifted(attack, limits, learned, tmp_path):
     assert attack(Server(tmp_path, **limits)) >= learned
+
+
+@pytest.mark.parametrize(
+    ("attack", "limits", "learned"),
+    # many visits and many runs take time
+    [pytest.param(*one, marks=pytest.mark.slow if i < 2 else ()) for i, one in enumerate(ATTACKS)],
+)
+def test_an_attack_learns_next_to_nothing_under_differential_privacy(
+    attack, limits, learned, tmp_path
+):
+    """With all of its limits lifted. A count of labels may be right by chance."""
+    server = Server(tmp_path, **limits)
+    server.privacy = {"level": "example", "noise": 4.0, "clip": 1.0, "delta": 1e-5}
+    by_chance = CLASSES // 2 if learned == CLASSES else 0
+    assert attack(server) <= by_chance < learned
 
 
 @pytest.mark.parametrize("attack", [attack for attack, *_ in ATTACKS])

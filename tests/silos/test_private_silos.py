@@ -25,7 +25,7 @@ from fafed.silos import messages
 from fafed.silos.limits import Limits, Refusal
 from fafed.silos.messages import EMPTY, ExchangeId
 from fafed.silos.private import FILE, Ledger, PrivateSilo, PrivateVisit
-from fafed.silos.server import Unfit
+from fafed.silos.server import TooFew, Unfit
 from fafed.silos.worker import Worker
 
 EXAMPLE = {"level": "example", "noise": 1.0, "clip": 0.5, "delta": 1e-3}
@@ -389,3 +389,25 @@ def test_a_silo_refuses_an_experiment_without_delta(tmp_path):
         server.ask(messages.write("hello", ExchangeId("run"), told, EMPTY))
     log = (server.site.folder / "log.txt").read_text()
     assert "privacy.level = 'example' needs privacy.delta: a probability well below" in log
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_an_epsilon_that_is_no_number_leaves_the_silo_out(secure, tmp_path, caplog):
+    found = small(tmp_path, "fedavg", {"secure": secure}, rounds=1)
+    made = federation if secure else local_federation
+    wire = made(tmp_path, ("a", "b", "c"), **({} if secure else allowed(tmp_path)))
+
+    def lie(silo, answer):
+        head = json.loads(answer.head)
+        if silo == "a" and head["kind"] in ("answer", "masked"):
+            head["facts"]["epsilon"] = "none"
+        return answer._replace(head=json.dumps(head).encode())
+
+    ask = wire.ask
+    wire.ask = lambda *told: ((silo, answer and lie(silo, answer)) for silo, answer in ask(*told))
+    if secure:  # a sum of two is refused
+        with pytest.raises(TooFew):
+            run(found, tmp_path, wire)
+    else:
+        assert run(found, tmp_path, wire, min_silos=2).records()[0].clients == 2
+    assert "refused a message of 'a': epsilon is 'none', it must be a number" in caplog.text

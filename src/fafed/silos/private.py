@@ -175,8 +175,9 @@ class PrivateSilo:
             seed=experiment.seed,
         )
         self.rates = self.source.rates(client)
-        made = self.budget.affordable(experiment.rounds)
-        self.rounds = self.budget.accountant.rounds_of_clients(made)[client]
+        self.rounds = self.budget.affordable(experiment.rounds)
+        if experiment.participation != 1:
+            self.rounds = self.budget.accountant.rounds_of_clients(self.rounds)[client]
 
     def plan(self) -> Batches:
         """What the whole run will release."""

@@ -25,7 +25,7 @@ pytest.importorskip("nvflare", reason="needs NVIDIA FLARE: pip install 'fafed[nv
 def test_one_command_makes_private_runs_and_every_silo_counts_what_it_has_released(tmp_path):
     write_data(tmp_path / "data", 3, 60)
     noisy = {"level": "example", "noise": 1.0, "clip": 0.5, "delta": 1e-3}
-    settings = {"rounds": 2, "algorithm": {"name": "fedavg", "eta": 0.1}}
+    settings = {"rounds": 2, "engine": "loop", "algorithm": {"name": "fedavg", "eta": 0.1}}
     file = write_experiment(tmp_path / "small.toml", tmp_path / "data", privacy=noisy, **settings)
     runs = tmp_path / "runs"
     command = [sys.executable, "-m", "fafed", "silos", "try", file, "--runs", runs, "--secure"]

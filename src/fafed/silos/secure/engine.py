@@ -35,7 +35,7 @@ from fafed.privacy.secure_sum.server import KINDS, Request, Server, Sum
 from fafed.privacy.secure_sum.server import TooFew as TooFewForSum
 from fafed.silos import messages
 from fafed.silos.bounds import Bounds
-from fafed.silos.messages import Content, ExchangeId, Message, Packed, Shapes
+from fafed.silos.messages import Content, ExchangeId, Message, Packed, Refused, Shapes
 from fafed.silos.remote_engine import REPLIES, Silos
 from fafed.silos.secure.silo import INTEGERS, as_tensor, packed_inbox
 from fafed.silos.secure.task import encoded, public_examples, task, told_bounds
@@ -272,7 +272,11 @@ class SecureSilos(Silos):
     def _take(self, server: Server, silo: str, found: Content, heard: _Heard) -> None:
         client, step = self.federation.silos.index(silo), server.step
         if step == "masked" and found.kind in ("masked", "beyond"):
-            self.hear(client, found.facts)
+            try:
+                self.hear(client, found.facts)
+            except Refused as why:
+                self._refuse(client, found.place, str(why))
+                return
         if found.kind == step == "masked":
             numbers = found.tensors["0"].numpy().data
             server.take(silo, wire.Masked(silo, numbers.cast("B")))
