@@ -171,8 +171,8 @@ those tried, and the same falling step size where a method allows one. Then all 
 
 There are {len(networks.TASKS)} tasks and {len(networks.RIVALS)} rivals. So far {len(found)}
 {"task has" if len(found) == 1 else "tasks have"} begun and {len(complete)} are complete. By more
-than the spread FedKron is first on {len(won)} of the {len(networks.TASKS)}. On {len(ahead)} of those
-begun it is ahead of the rivals that have been run. The goal is to be first on 80 %.
+than the spread FedKron is first on {len(won)} of the {len(networks.TASKS)}. On {len(ahead)} of
+those begun it is ahead of the rivals that have been run. The goal is to be first on 80 %.
 {"It is reached." if reached else "It is not reached."}
 """
     for task in networks.TASKS:
