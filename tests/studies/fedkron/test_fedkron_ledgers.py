@@ -85,17 +85,18 @@ def _ledger(tmp_path, ours, theirs):
     return ledger
 
 
-@pytest.mark.parametrize(("ours", "theirs", "won"), [(0.8, 0.7, 1), (0.7, 0.8, 0)])
-def test_the_comparison_counts_what_is_measured(tmp_path, ours, theirs, won):
+@pytest.mark.parametrize(("ours", "theirs", "ahead"), [(0.8, 0.7, 1), (0.7, 0.8, 0)])
+def test_the_comparison_counts_what_is_measured(tmp_path, ours, theirs, ahead):
     text = " ".join(sections.compared(_ledger(tmp_path, ours, theirs)).split())
-    assert f"is first by more than the spread on {won} of the 9" in text
+    assert f"On {ahead} of those begun it is ahead" in text
+    assert "FedKron is first on 0 of the 9" in text  # the other rivals have not been run
     assert "It is not reached." in text
     assert sections.ABSENT in text
 
 
 def test_nothing_measured_is_no_victory(tmp_path):
     text = sections.compared(Ledger(tmp_path / "none.json"))
-    assert "on 0 of the 9" in " ".join(text.split())
+    assert "first on 0 of the 9" in " ".join(text.split())
 
 
 def test_diverged_and_missing_are_told_apart():
