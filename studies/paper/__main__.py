@@ -4,7 +4,7 @@ python -m studies.paper status                  stages, and what is missing of e
 python -m studies.paper run                     runs what is missing; can be stopped at any time
 python -m studies.paper show table-2            one part of docs/paper.md, in the terminal
 python -m studies.paper figure figure-2         one figure
-python -m studies.paper document                docs/paper.md, its figures, the README's part
+python -m studies.paper document                the two pages, their figures, the README's part
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def document(
         "README.md"
     ),
 ) -> None:
-    """Copy new records into the results; write docs/paper.md, its figures, the README's part."""
+    """Copy new records into the results; write the pages, their figures, the README's part."""
     from studies.paper import document as page
     from studies.paper import driver
     from studies.paper.decisions import Decisions

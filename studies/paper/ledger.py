@@ -22,7 +22,10 @@ from fafed.experiments.config import Experiment
 from fafed.experiments.rundir import RunDir
 from studies.paper.protocol import Protocol, Settings
 
-MEASURED = ("train_loss", "test_loss", "test_accuracy", "validation_loss", "validation_accuracy")
+MEASURED = (
+    *("train_loss", "test_loss", "test_accuracy", "validation_loss", "validation_accuracy"),
+    "adaptive_fraction",  # FAFED's: of coordinates with sqrt(v) > rho
+)
 COSTS = ("round", "gradients", "bytes")  # sums since the start, over all clients
 
 

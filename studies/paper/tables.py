@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fafed.report.numbers import Stat, duration, listing
+from fafed.report.numbers import NOTHING, Stat, duration, listing
 from studies import markdown
 from studies.paper.findings import (
     ACCURACY,
@@ -91,10 +91,12 @@ def levels_table(
     methods: Sequence[str] | None = None,
 ) -> str:
     """Level -> method -> number."""
-    best = {name: _best(column) for name, column in columns.items()}
+    methods = methods or f.protocol.methods
+    whole = {name: len(column) == len(methods) for name, column in columns.items()}
+    best = {name: _best(column) if whole[name] else None for name, column in columns.items()}
     rows = [
         [title(m), *(accuracy(columns[name].get(m), m == best[name]) for name in columns)]
-        for m in methods or f.protocol.methods
+        for m in methods
     ]
     return table(["method", *(level(name) for name in columns)], rows)
 
@@ -290,8 +292,15 @@ def first_rounds_table(f: Findings, at: Sequence[int]) -> str:
         top = f"{max(losses.values()):.2f}" if losses else NOT_YET
         if run and run.failure:
             cells, top = ["diverged"] * len(at), "diverged"
-        rows.append([case.about, *cells, top])
-    return table(["", *(f"round {r}" for r in at), "largest"], rows)
+        rows.append([case.about, *cells, top, _adapted(run)])
+    head = ["", *(f"round {r}" for r in at), "largest", "sqrt(v) > rho"]
+    return table(head, rows)
+
+
+def _adapted(run: Outcome | None) -> str:
+    """The share of coordinates whose scale is more than rho, in the first and the last round."""
+    shares = [100 * y for _, y in run.series("adaptive_fraction")] if run else []
+    return f"{shares[0]:.2g} %, {shares[-1]:.2g} %" if shares else NOTHING
 
 
 def effort_table(f: Findings) -> str:

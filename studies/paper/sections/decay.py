@@ -18,8 +18,8 @@ def decay(f: Findings) -> str:
     return f"""\
 ## With a falling step size, beside newer methods
 
-A step size that falls in a straight line to {100 * p.end:.0f} % of its first value helps most
-methods. Here every method has one, with momentum as in the
+Here the step size of every method falls in a straight line to {100 * p.end:.0f} % of its first
+value, with momentum as in the
 [appendix](paper-appendix.md#beyond-the-paper-momentum). {newer} are newer than the paper or our
 own. The seeds ({seeds}) were used for no choice before. Every method has {p.trials} trials on
 held-out data ({100 * share:.0f} % of T rounds, each with a fall of its own): step sizes around

@@ -87,14 +87,22 @@ def tiny(tmp_path):
             "rounds": 2,
             "seed": 1,
             "cases": [
-                {"about": "as it is", "algorithm": "fafed", "settings": {"eta": 0.02}},
+                {
+                    "about": "as it is",
+                    "algorithm": "fafed",
+                    "settings": {"eta": 0.02, "alpha": 0.5, "beta": 0.9, "rho": 0.1},
+                },
                 {
                     "about": "no clipping",
                     "algorithm": "fafed",
                     "settings": {"eta": 0.02},
                     "changes": {"clip": 1e6},
                 },
-                {"about": "STEM", "algorithm": "stem", "settings": {"eta": 0.02}},
+                {
+                    "about": "STEM",
+                    "algorithm": "stem",
+                    "settings": {"eta": 0.2, "alpha": 0.5},
+                },
             ],
         },
         "again": content["again"]

@@ -184,6 +184,10 @@ def check_text(findings):
     cases = findings.first_rounds()
     assert [case.about for case, _ in cases] == ["as it is", "no clipping", "STEM"]
     assert [run.job.changes.get("clip") for _, run in cases] == [None, 1e6, None]
+    shares = [y for _, y in cases[0][1].series("adaptive_fraction")]
+    assert f"{100 * shares[0]:.2g} %, {100 * shares[-1]:.2g} % |" in page
+    ends = [run.end("train_loss", 1) for _, run in (cases[0], cases[2])]
+    assert f"{ends[0]:.2f} against {ends[1]:.2f} (alpha = 0.5)" in page
     assert "| no clipping |" in page
 
 
