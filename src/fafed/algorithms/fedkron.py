@@ -358,7 +358,8 @@ def _largest(S: Tensor, k: int) -> tuple[Tensor, Tensor]:
     exact = S.double() if min(S.shape) <= EXACT else S
     wide = S.shape[0] < S.shape[1]
     w, U = torch.linalg.eigh(exact @ exact.T if wide else exact.T @ exact)
-    w, rows = w.flip(0).clamp(min=0), U.T.flip(0)[:k]
+    w, rows = w.flip(0), U.T.flip(0)[:k]
+    w = torch.where(w > len(w) * torch.finfo(w.dtype).eps * w[0], w, 0.0)  # less is rounding alone
     left = w[k] if len(w) > k else torch.zeros_like(w[0])
     F = rows @ exact if wide else w[:k, None].sqrt() * rows
     share = torch.where(w[:k] > left, 1 - left / w[:k], 0.0)

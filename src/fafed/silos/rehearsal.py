@@ -24,11 +24,12 @@ from fafed.files import Json
 from fafed.silos import messages
 from fafed.silos.limits import refuse_client_level
 from fafed.silos.messages import Message
+from fafed.silos.part import RunPlan
 from fafed.silos.private import Ledger
 from fafed.silos.serve import serve
 from fafed.silos.server import FederationConfig
 from fafed.silos.site import Site, SiteData
-from fafed.silos.worker import RunPlan, Worker
+from fafed.silos.worker import Worker
 
 ROUNDS = 2  # the first round may have an opening, the second one is like all others
 

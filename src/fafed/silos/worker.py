@@ -13,7 +13,7 @@ import json
 import logging
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -24,28 +24,24 @@ from fafed import __version__, files
 from fafed.core import tree
 from fafed.core.algorithm import AnyAlgorithm, Exchange, HasX, exchanges_of_round
 from fafed.core.tree import Tree
-from fafed.data.checks import check_labels, check_numbers
-from fafed.data.normalise import Normalisation, inputs_of
-from fafed.data.sources.base import Source
+from fafed.data.normalise import inputs_of
 from fafed.engines.base import ClientState, NotFinite
 from fafed.engines.client import Oracle, Visit, check, visit
-from fafed.engines.wire import Wiring, wiring_of
-from fafed.errors import ConfigError, DataError, FafedError
-from fafed.experiments import assemble, model_options
+from fafed.errors import DataError, FafedError
 from fafed.experiments.config import Experiment
 from fafed.files import Json
 from fafed.objectives.base import Memory
 from fafed.objectives.module import Model
 from fafed.privacy.refusal import Over
 from fafed.privacy.refusal import Refused as NoSum
-from fafed.silos import column_sums, compressed, final_model, memory, messages, payload
+from fafed.silos import column_sums, compressed, final_model, messages, payload
 from fafed.silos.audit import Audit, logged
 from fafed.silos.limits import Budget, Refusal
 from fafed.silos.messages import EMPTY, Content, ExchangeId, Facts, Message, Packed, Refused
-from fafed.silos.private import Ledger, PrivateSilo
-from fafed.silos.site import Kit, SiloData, Site
+from fafed.silos.part import Part, RunPlan, load, plan_of
+from fafed.silos.private import Ledger
+from fafed.silos.site import Kit, Site
 from fafed.silos.state_store import Lost, Store
-from fafed.training.evaluation import Evaluator
 
 if TYPE_CHECKING:
     from fafed.silos.secure.silo import SecureSums
@@ -53,33 +49,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("fafed")
 Handler: TypeAlias = "Callable[[Message, ExchangeId, Facts], tuple[str, Facts, Packed]]"
 SMALL_STEPS = ("keys", "shares", "agree", "unmask")  # of a secure sum
-
-
-class RunPlan(NamedTuple):
-    """What the server told this silo about the run."""
-
-    experiment: Facts
-    client: int
-    clients: int
-    normalisation: Normalisation | None = None  # of the inputs; None: not known yet, or none
-
-
-class Part(NamedTuple):
-    """A silo's part in a run, loaded and checked."""
-
-    plan: RunPlan
-    experiment: Experiment
-    source: Source
-    goal: Model
-    evaluator: Evaluator | None  # of the numbers that may leave; None: none may
-    sends: list[str]
-    test_rows: int
-    private: PrivateSilo | None = None  # with privacy.level = "example"
-
-    @property
-    def spent(self) -> Facts:
-        """What the server learns of the silo's epsilon."""
-        return self.private.told() if self.private is not None else {}
 
 
 class Worked(NamedTuple):
@@ -108,8 +77,6 @@ class Worker:
         self.budget = Budget(site.folder)
         self.ledger = Ledger(site.folder)
         self.parts: dict[str, Part] = {}  # run -> the silo's part in it
-        self.algorithms: dict[tuple[str, int], AnyAlgorithm] = {}
-        self.wirings: dict[tuple[str, int], Wiring | None] = {}  # as the algorithms
 
     @functools.cached_property
     def sums(self) -> SecureSums:
@@ -199,7 +166,7 @@ class Worker:
         self, request: Message, place: ExchangeId, facts: Facts
     ) -> tuple[str, Facts, Packed]:
         messages.read(request, place, {"hello": {}}, self.site.limit)
-        plan = _plan(facts)
+        plan = plan_of(facts)
         self._check_normalisation(place.run, plan)
         part = self.loaded(place.run, plan)
         if part.private is not None:
@@ -326,7 +293,7 @@ class Worker:
             return "masked", {}, messages.pack((column_sums.masked(self.sums, limbs, bits, facts),))
         encoder = silo_encoder(
             part.experiment,
-            self._algorithm(place.run, part, facts),
+            part.algorithm(facts),
             place,
             facts,
             client=client,
@@ -352,7 +319,7 @@ class Worker:
         """Run the client on what the server has sent."""
         if (part.experiment.data.normalise is None) != (part.plan.normalisation is None):
             raise Refused("this silo has not been told how inputs are normalised")
-        algorithm = self._algorithm(place.run, part, facts)
+        algorithm = part.algorithm(facts)
         exchange = _exchange(algorithm, part.experiment, place, facts.get("opening"))
         like = (_sent(algorithm, exchange, part.goal.x0), part.goal.start().buffers)
         expected = {n: (None, dtype) for n, (_, dtype) in messages.shapes(like).items()}
@@ -365,7 +332,7 @@ class Worker:
             begins = place.exchange == 0 and (facts["opening"] is True or place.round == 1)
             self._check_start(place, part, algorithm, (down, buffers), begins=begins)
         base, store = _base(found), Store(self._folder(place.run))
-        wiring = self._wiring(place.run, part, facts)
+        wiring = part.wiring(facts)
         owed = wiring.nothing_owed(part.goal.x0) if wiring is not None else ()
         state, keeps = _state(algorithm, part.goal, down, base, store, owed)
         state = tree.map(lambda leaf: leaf.to(device), state)
@@ -448,76 +415,17 @@ class Worker:
             self.site.check(experiment, plan.clients)
             if experiment.privacy_options().secure:
                 _ = self.sums  # a silo that cannot take part says so now
-            torch.set_num_threads(experiment.threads)
-            if not self.site.data.share:
-                self.site.limits.check_column_sums(experiment)
-            found = self.site.load(experiment, plan.client, plan.clients, plan.normalisation)
-            model_options.check_inputs(experiment, found.source)
-            model_options.check_outputs(experiment, found.source, plan.client)
-            goal = assemble.model(experiment, text=found.text)
-            memory.park(goal, self.site.folder)
-            source = found.source.to(goal.x0.device, goal.dtype)
-            (batch,) = source.batches(source.draw(("round",), plan.client, 0, 1))
-            goal.probe(batch)
-            check_labels(source, [plan.client], goal.classes, goal.averaged.ignored)
-            check_numbers(source, [plan.client], goal.usable)
-            sends = self.site.sends(experiment, found)
-            measure = _evaluator(experiment, goal, found, sends)
-            private = self._private(run, experiment, goal, source, plan.client)
-            part = Part(plan, experiment, source, goal, measure, sends, found.test_rows, private)
-            self.parts = {run: part}
-            self.algorithms, self.wirings = {}, {}
+            self.parts = {run: load(run, plan, experiment, self.site, self.ledger)}
         return self.parts[run]
-
-    def _private(
-        self, run: str, experiment: Experiment, goal: Model, source: Source, client: int
-    ) -> PrivateSilo | None:
-        if experiment.privacy_options().level != "example":
-            return None
-        try:
-            return PrivateSilo(
-                run,
-                experiment,
-                goal,
-                source,
-                client,
-                ledger=self.ledger,
-                limits=self.site.limits,
-            )
-        except ConfigError as cause:  # it names settings and the number of rows, which are public
-            raise Refusal(str(cause)) from cause
 
     def _part(self, run: str) -> Part:
         return self.parts[run] if run in self.parts else self.loaded(run, self._known(run))
 
     def _known(self, run: str) -> RunPlan:
         try:
-            return _plan(json.loads((self._folder(run) / "plan.json").read_text("utf-8")))
+            return plan_of(json.loads((self._folder(run) / "plan.json").read_text("utf-8")))
         except (OSError, ValueError) as cause:
             raise Refused("this silo does not know the run: it must be told hello first") from cause
-
-    def _algorithm(self, run: str, part: Part, facts: Facts) -> AnyAlgorithm:
-        epoch_steps = messages.number(facts, "epoch_steps", whole=True)
-        if (run, epoch_steps) not in self.algorithms:  # keep one: memory must not fill up
-            made = part.experiment.bound_algorithm(epoch_steps, part.goal.shapes)
-            self.algorithms = {(run, epoch_steps): made}
-        return self.algorithms[run, epoch_steps]
-
-    def _wiring(self, run: str, part: Part, facts: Facts) -> Wiring | None:
-        """How the run compresses its messages. Secure sums have their own way."""
-        experiment, algorithm = part.experiment, self._algorithm(run, part, facts)
-        key = run, messages.number(facts, "epoch_steps", whole=True)
-        if key not in self.wirings and not experiment.privacy_options().secure:
-            made = wiring_of(
-                experiment.wire_options(),
-                algorithm,
-                part.goal.x0,
-                seed=experiment.seed,
-                steps=experiment.local_steps,
-                population=part.plan.clients,
-            )
-            self.wirings = {key: made}
-        return self.wirings.get(key)
 
     def _folder(self, run: str) -> Path:
         folder = self.site.folder / "runs" / run
@@ -526,19 +434,6 @@ class Worker:
         except OSError as cause:
             raise FafedError(f"{folder} cannot be made: {cause}") from cause
         return folder
-
-
-def _evaluator(
-    experiment: Experiment, goal: Model, found: SiloData, sends: Sequence[str]
-) -> Evaluator | None:
-    """What computes the numbers that leave, tried once."""
-    if not sends or found.test is None:
-        return None
-    metrics = assemble.chosen(experiment, text=found.text)
-    sent = {name: metric for name, metric in metrics.items() if name in sends}
-    made = Evaluator(goal, {"test": found.test}, sent, workers=1, threads=experiment.threads)
-    made.check()
-    return made
 
 
 def unable(head: bytes, cause: Exception) -> Message:
@@ -550,15 +445,6 @@ def _place(head: bytes) -> ExchangeId:
     with contextlib.suppress(Refused):
         return ExchangeId.from_head(messages.glance(head))
     return ExchangeId("")
-
-
-def _plan(facts: Facts) -> RunPlan:
-    client = messages.number(facts, "client", whole=True)
-    clients = messages.number(facts, "clients", whole=True)
-    experiment = facts.get("experiment")
-    if client >= clients or not isinstance(experiment, dict):
-        raise Refused(f"client {client} of {clients} and its experiment make no plan")
-    return RunPlan(experiment, client, clients, column_sums.told(facts))
 
 
 def _exchange(
