@@ -106,17 +106,6 @@ on held-out data, and the same falling step size where it allows one. All have t
 """
 
 
-def _earlier(found: dict[str, Any]) -> str:
-    """What to say if FedKron was measured before runs at equal costs were part of it."""
-    if all("equal" in entry for entry in found["default"].values()):
-        return ""
-    return """\
-- FedKron's figures here are those of an earlier form: all directions of a layer, and 0.1 in place
-  of the second rho in the floor. They have not been measured again yet, nor at equal costs: see
-  [below](#which-parts-matter) what these changes cost.
-"""
-
-
 def _default(found: dict[str, Any], job: str) -> Stat:
     return which.stat(found["default"][job]["accuracy"])
 
@@ -151,7 +140,7 @@ def _numbers(found: dict[str, Any], r: Results) -> str:
 - *seconds*: of a round without its evaluation, on one core that other programs used, too. Only
   large differences mean something.
 - FedAvg with momentum has server_momentum = {MOMENTUM:g}.
-{_earlier(found)}"""
+"""
     head = ["method", "setting", "accuracy", "equal gradients", "equal MB", "seconds"]
     for job in JOBS:
         text += f"\n### {TITLES[job].capitalize()}\n\n" + markdown.table(head, _rows(found, r, job))
