@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fafed import files
 from fafed.errors import FafedError
 from fafed.experiments.assemble import prepare
 from fafed.experiments.config import Experiment
@@ -60,9 +61,7 @@ class Ledger:
 
     def _write(self) -> None:
         lines = [f"{json.dumps(name)}: {json.dumps(self.runs[name])}" for name in sorted(self.runs)]
-        draft = self.path.with_suffix(".new")
-        draft.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
-        draft.replace(self.path)
+        files.write(self.path, [("{\n" + ",\n".join(lines) + "\n}\n").encode()])
 
 
 def _run(experiment: Experiment, place: RunDir) -> None:
