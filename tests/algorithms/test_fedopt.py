@@ -11,6 +11,7 @@ from transcriptions.central import adam
 from transcriptions.fedavg import fedavg, server_optimiser
 
 from fafed import FedAdagrad, FedAdam, FedAMS, FedYogi
+from fafed.core.schedules import Linear
 
 N, Q, R = 4, 3, 8
 UNIFORM = [1 / N] * N
@@ -54,6 +55,22 @@ def test_bias_correction_equals_the_public_code(algorithm, rule):
     setting = (0.03, rule, 0.8, 0.7, 0.01)
     expected = server_optimiser(p.x0, p.g, UNIFORM, Q, R, lambda t: 0.05, *setting, bias=True)
     close(p.xs(algorithm, Q, R), torch.stack([x for x, _, _ in expected]))
+
+
+@pytest.mark.parametrize(
+    ("cls", "rule"),
+    [(FedAdam, "adam"), (FedYogi, "yogi"), (FedAdagrad, "adagrad"), (FedAMS, "ams-max")],
+)
+def test_the_step_of_the_server_follows_a_schedule(cls, rule):
+    p, falls = Problem(N), Linear(0.03, over=Q * R)
+    memory = {} if cls is FedAdagrad else {"beta2": 0.7}
+    expected = server_optimiser(
+        *(p.x0, p.g, UNIFORM, Q, R, lambda t: 0.05),
+        lambda t: 0.03 * (1 - (t - 1) / (Q * R)),
+        *(rule, 0.8, 0.7, 0.01),
+    )
+    found = p.xs(cls(**COMMON | {"eta_g": falls}, **memory), Q, R)
+    close(found, torch.stack([x for x, _, _ in expected]))
 
 
 def test_fedadam_with_denominator_one_is_fedavg():

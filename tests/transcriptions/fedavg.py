@@ -47,7 +47,9 @@ def scaffold(x, g, p, q, rounds, eta, eta_g=1.0, cohorts=None, option_one=None, 
 
 def server_optimiser(x, g, p, q, rounds, eta, eta_g, rule, beta1, beta2, tau, v0=None, bias=False):
     """rule: adam, yogi, adagrad, ams-max, ams-amsgrad. bias: divide m and v, of ams-... vhat, by
-    1 - beta^r where they are used, as the public code does; what is kept is not divided."""
+    1 - beta^r where they are used, as the public code does; what is kept is not divided. eta_g may
+    be a function of the round's last step."""
+    rate = eta_g if callable(eta_g) else lambda t: eta_g
     ams = rule.startswith("ams")
     m = torch.zeros_like(x)
     v = torch.full_like(x, 0.0 if ams else (tau**2 if v0 is None else v0))
@@ -66,11 +68,11 @@ def server_optimiser(x, g, p, q, rounds, eta, eta_g, rule, beta1, beta2, tau, v0
         by1, by2 = (1 - beta1 ** (r + 1), 1 - beta2 ** (r + 1)) if bias else (1.0, 1.0)
         if rule == "ams-max":
             vhat = torch.maximum(torch.maximum(vhat, v), torch.full_like(v, tau**2))
-            x = x + eta_g * (m / by1) / (vhat / by2).sqrt()
+            x = x + rate(r * q + q) * (m / by1) / (vhat / by2).sqrt()
         elif rule == "ams-amsgrad":
             vhat = torch.maximum(vhat, v)
-            x = x + eta_g * (m / by1) / ((vhat / by2).sqrt() + tau)
+            x = x + rate(r * q + q) * (m / by1) / ((vhat / by2).sqrt() + tau)
         else:
-            x = x + eta_g * (m / by1) / ((v / by2).sqrt() + tau)
+            x = x + rate(r * q + q) * (m / by1) / ((v / by2).sqrt() + tau)
         found.append((x, v, vhat))
     return found

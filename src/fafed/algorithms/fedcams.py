@@ -45,7 +45,7 @@ class FedCAMS(Algorithm[SharedAMS, Down, Local, Message]):
     """
 
     eta: Rate = hyper(0.1, above(0, schedule=True), "the local step size")
-    eta_g: float = hyper(0.03, above(0), "the server's step size")
+    eta_g: Rate = hyper(0.03, above(0, schedule=True), "the server's step size")
     beta1: float = hyper(0.9, between(0, 1), "the memory of m")
     beta2: float = hyper(0.99, between(0, 1), "the memory of v")
     tau: float = hyper(0.01, above(0), "the smallest denominator")

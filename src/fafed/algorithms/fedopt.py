@@ -14,6 +14,9 @@ four have m <- beta1 m + (1 - beta1) D, which starts at 0. They differ in v:
 v starts at tau^2 (FedAMS: 0). No bias correction, as in the papers, unless asked for. FedAMS's
 paper calls its floor eps: tau^2 in the first option, tau in the second, so that tau is the
 smallest denominator in all four.
+
+eta_g may be a schedule. It is read at the last local step of the round. m / sqrt(v) does not shrink
+with eta, so a run whose steps shall fall needs both.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from fafed.core.algorithm import Algorithm, RoundInfo, counter
 from fafed.core.batch import Batches
 from fafed.core.gradient import Grad
 from fafed.core.hyper import above, at_least, between, hyper, one_of, optional, switch
-from fafed.core.schedules import Rate, along
+from fafed.core.schedules import Rate, along, at
 
 
 class Down(NamedTuple):
@@ -79,7 +82,7 @@ class ServerOptimiser(Algorithm[State, Down, tuple[()], Message]):
     """The local part of all four."""
 
     eta: Rate = hyper(0.1, above(0, schedule=True), "the local step size")
-    eta_g: float = hyper(0.01, above(0), "the server's step size")
+    eta_g: Rate = hyper(0.01, above(0, schedule=True), "the server's step size")
     beta1: float = hyper(0.9, between(0, 1), "the memory of m")
     tau: float = hyper(1e-3, above(0), "the smallest denominator")
 
@@ -115,8 +118,9 @@ class FedOpt(ServerOptimiser[Shared]):
         m = self.beta1 * m + (1 - self.beta1) * mean.delta
         v = self.second_moment(v, mean.delta)
         first, second = self.corrected(m, v, r + 1)
-        x = x + self.eta_g * first / (second.sqrt() + self.tau)
-        return Shared(x, m, v, t + info.steps, r + 1)
+        t = t + info.steps
+        x = x + at(self.eta_g, t) * first / (second.sqrt() + self.tau)
+        return Shared(x, m, v, t, r + 1)
 
 
 @dataclass(frozen=True)
@@ -165,7 +169,7 @@ class FedAdagrad(FedOpt):
     FedAdam, the drift of local steps remains.
     """
 
-    eta_g: float = hyper(0.03, above(0), "the server's step size")
+    eta_g: Rate = hyper(0.03, above(0, schedule=True), "the server's step size")
     beta1: float = hyper(0.0, between(0, 1), "the memory of m; 0 by custom")
 
     def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
@@ -181,7 +185,7 @@ class FedAMS(ServerOptimiser[SharedAMS]):
     As for FedAdam, the drift of local steps remains.
     """
 
-    eta_g: float = hyper(0.03, above(0), "the server's step size")
+    eta_g: Rate = hyper(0.03, above(0, schedule=True), "the server's step size")
     beta2: float = hyper(0.99, between(0, 1), "the memory of v")
     tau: float = hyper(0.01, above(0), "the smallest denominator")
     option: str = hyper("max", one_of("max", "amsgrad"), "where the floor stands")
@@ -203,5 +207,6 @@ class FedAMS(ServerOptimiser[SharedAMS]):
         if self.bias_correction:
             first, second = unbias(m, self.beta1, r), unbias(vhat, self.beta2, r)
         floor = self.tau if self.option == "amsgrad" else 0.0
-        x = x + self.eta_g * first / (second.sqrt() + floor)
-        return SharedAMS(x, m, v, vhat, t + info.steps, r)
+        t = t + info.steps
+        x = x + at(self.eta_g, t) * first / (second.sqrt() + floor)
+        return SharedAMS(x, m, v, vhat, t, r)
