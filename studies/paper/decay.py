@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import fields
 
 import numpy as np
 
@@ -38,7 +38,7 @@ def candidates(decisions: Decisions, name: str, algorithm: str) -> list[Settings
             for base in _bases(decisions, name, algorithm)
             for eta in multiples(base["eta"], p.eta_times)
         ]
-    return [falling(algorithm, settings, p.end) for settings in found]
+    return [fall for settings in found for fall in falls(algorithm, settings, p.end)]
 
 
 def _bases(decisions: Decisions, name: str, algorithm: str) -> list[Settings]:
@@ -51,11 +51,19 @@ def _bases(decisions: Decisions, name: str, algorithm: str) -> list[Settings]:
     return found[:2]
 
 
-def falling(algorithm: str, settings: Settings, end: float) -> dict[str, Any]:
-    """The settings with a step size that falls; FedKron's falls by itself."""
-    if ALGORITHMS[algorithm].filled_from_run:
-        return dict(settings)
-    return {**settings, "eta": {"schedule": "linear", "peak": settings["eta"], "end": end}}
+def falls(algorithm: str, settings: Settings, end: float) -> list[Settings]:
+    """The settings with a step size that falls; FedKron's falls by itself.
+
+    FedAdam's step m / sqrt(v) does not shrink with those of the clients. So methods of its kind
+    are tried twice, with a step of the server that stays and with one that falls, too.
+    """
+    cls = ALGORITHMS[algorithm]
+    if cls.filled_from_run:
+        return [dict(settings)]
+    rules = {f.name: f.metadata["rule"] for f in fields(cls)}
+    rates = [n for n in ("eta", "eta_g") if n in settings and rules[n].schedule]
+    fall = {n: {"schedule": "linear", "peak": settings[n], "end": end} for n in rates}
+    return [{**settings, **{n: fall[n] for n in rates[:k]}} for k in range(1, len(rates) + 1)]
 
 
 def final(decisions: Decisions, name: str, algorithm: str, seed: int) -> Outcome:

@@ -23,9 +23,9 @@ value, with momentum as in the
 [appendix](paper-appendix.md#beyond-the-paper-momentum). {newer} are newer than the paper or our
 own. The seeds ({seeds}) were used for no choice before. Every method has {p.trials} trials on
 held-out data ({100 * share:.0f} % of T rounds, each with a fall of its own): step sizes around
-those that earlier searches had chosen, or a small grid for the newer methods. FedAdam's and
-FedAMS's step on the server does not fall, because it takes no schedule. The numbers are those of
-the last evaluation.
+those that earlier searches had chosen, or a small grid for the newer methods. FedAdam and FedAMS
+have twice as many: each is tried with a step of the server that stays, and with one that falls,
+too. The numbers are those of the last evaluation.
 
 {tables.levels_table(f, columns, p.methods)}
 FAFED's place. {verdicts.sentence(verdicts.standings(f, columns, p.methods))}
