@@ -27,3 +27,12 @@ def test_the_small_one():
 def test_an_example_does_not_see_the_others():
     model, x = ResNetGN(), torch.randn(4, 3, 32, 32)
     assert torch.allclose(model(x)[:1], model(x[:1]), atol=1e-5)
+
+
+def test_a_stride_halves_the_image_at_once():
+    x = torch.randn(2, 3, 32, 32)
+    plain, halved = ResNetGN(width=4), ResNetGN(width=4, stride=2)
+    halved.load_state_dict(plain.state_dict())
+    seen = plain[0](x)
+    assert torch.equal(halved[0](x), seen[:, :, ::2, ::2])
+    assert halved(x).shape == (2, 10)

@@ -13,6 +13,7 @@ from small import experiment, write_data
 import fafed
 from fafed.experiments import model_file
 from fafed.experiments.config import Experiment
+from fafed.experiments.explicit import explicit
 from fafed.experiments.rundir import RunDir
 from fafed.silos import final_model, messages
 from fafed.silos.messages import ExchangeId
@@ -69,7 +70,9 @@ def test_every_silo_ends_with_the_model_of_the_run(model, tmp_path):
     for name in NAMES:
         own = folder(tmp_path, name)
         theirs = model_file.read(own / "model.safetensors")
-        assert (theirs.facts["digest"], theirs.facts["round"]) == (ours.facts["digest"], 2)
+        kept = Experiment.read(own / "experiment.toml")
+        assert kept == explicit(place.experiment())  # with all its values
+        assert (theirs.facts["digest"], theirs.facts["round"]) == (kept.digest, 2)
         assert set(ours.tensors) == set(theirs.tensors)
         assert all(torch.equal(ours.tensors[n], leaf) for n, leaf in theirs.tensors.items())
         module = fafed.load(own)

@@ -112,6 +112,29 @@ def test_a_new_process_for_every_message(tmp_path):
     assert torch.equal(final(here), final(there))
 
 
+class Elsewhere(Worker):
+    """A silo whose fafed has other defaults."""
+
+    def handle(self, request):
+        init = ALGORITHMS["fedcm"].__init__
+        own = init.__defaults__
+        init.__defaults__ = tuple(x / 2 if isinstance(x, float) else x for x in own)
+        try:
+            return super().handle(request)
+        finally:
+            init.__defaults__ = own
+
+
+def test_the_silos_own_defaults_do_not_count(tmp_path):
+    """The server's do: it sends every value."""
+    found = small(tmp_path, "fedcm")
+    here = simulated(found, tmp_path)
+    wire = local_federation(tmp_path, **allowed(tmp_path))
+    wire.workers |= {name: Elsewhere(name, w.site) for name, w in wire.workers.items()}
+    there = run(found, tmp_path, wire)
+    assert torch.equal(final(here), final(there))
+
+
 def lost_seed(rounds):
     """A seed with which nobody answers in round 1, and somebody does later."""
     for seed in range(1000):

@@ -21,6 +21,7 @@ EARLIER: dict[str, dict[str, float]] = {
     "diloco": {"eta": 4e-4},
     "fedadamw": {"eta": 3e-4},
     "fedlada": {"eta": 0.001},
+    "fedpac": {"cap": 2048},
     "fedadam": {"eta": 0.01},
     "fedyogi": {"eta": 0.01},
     "fedadagrad": {"eta": 0.01, "eta_g": 0.01},

@@ -15,12 +15,12 @@ D is (x_old - x) / (eta_g eta q), so a client can compute it from two consecutiv
 
 Departure from the paper: if eta changes within a round, eta q is the sum of the round's steps.
 
-The paper's full text and its authors' code were not at hand. The local steps, the server's step, D,
-the mean of vhat and the starts (eps^2 and 0) agree with a public implementation, fedbrew, which was
-written from another port, not from the paper. So do the defaults but for eta, which is 0.003 there.
-Another one, a baseline in the code of FedAdamW, has no maximum and averages v. Not confirmed by the
-paper itself: that vhat, not v, is averaged, that the server's step is a share eta_g of the mean
-move, and the values of alpha, beta1 and beta2.
+The paper's full text was not at hand, and its authors' public simulator does not have FedLADA. Two
+implementations that others published, fedbrew and the baseline of FedAdamW's authors, agree on the
+server's step (the mean move; eta_g = 1), on D, on alpha = 0.1, and on how a round starts: m = 0,
+and v is the clients' mean second moment. The rest is fedbrew's. The other one takes no maximum,
+averages v, and has beta2 = 0.999. So two things are not confirmed: that vhat, not v, is averaged,
+and beta2.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ the first one: Adam in the eigenbases of L and R. The third one is FedMuon, whic
 
 A tensor of two or more dimensions is a matrix: its first dimension by all others. A side of more
 than `cap` numbers, or of one, has no basis: U or V is then the identity. Vectors make the steps of
-Adam. In the first round L = R = 0, and every basis is the identity.
+Adam. In the first round L = R = 0, and every basis is the identity. The default `cap` is what
+docs/which-algorithm.md measured: a basis for 784 inputs and 32 units takes a message of 25 vectors.
 
 D is (x_old - x) / (eta q), so a client can compute it from two consecutive models. `wire="compact"`
 (the default) uses this: it sends one vector less down, and the client keeps one.
@@ -112,7 +113,7 @@ class FedPAC(CompactWire[Shared, Shared, Seen, Message]):
     refresh: int = hyper(10, integer(1), "local steps between two refreshes of the bases")
     eps: float = floor()
     decay: float = decoupled_decay(0.01)
-    cap: int = hyper(2048, integer(0), "the longest side with a basis; 0: none, which is Adam")
+    cap: int = hyper(512, integer(0), "the longest side with a basis; 0: none, which is Adam")
     wire: str = wire("compact derives D instead of sending it; it needs all clients")
     shapes: tuple[tuple[int, ...], ...] = hyper(
         (),

@@ -39,7 +39,8 @@ class ResNetGN(nn.Sequential):
 
     `blocks` has the number of blocks in each stage. Every stage after the first halves the image
     and doubles the width. The default has 8 layers and 78,042 parameters. ResNet-18 has
-    blocks = [2, 2, 2, 2] and width = 64.
+    blocks = [2, 2, 2, 2] and width = 64. With `stride` = 2 the first convolution halves the image,
+    and all layers take a quarter of the work.
     """
 
     def __init__(
@@ -48,8 +49,9 @@ class ResNetGN(nn.Sequential):
         width: int = 16,
         classes: int = 10,
         groups: int = 2,
+        stride: int = 1,
     ) -> None:
-        positive("ResNetGN", width=width, classes=classes, groups=groups)
+        positive("ResNetGN", width=width, classes=classes, groups=groups, stride=stride)
         if not isinstance(blocks, Sequence) or not blocks:
             raise ConfigError(f"ResNetGN.blocks must be a list of numbers, got {blocks!r}")
         for number in blocks:
@@ -59,7 +61,7 @@ class ResNetGN(nn.Sequential):
                 f"ResNetGN.width must be a multiple of groups = {groups}, got {width}"
             )
         layers: list[nn.Module] = [
-            nn.Conv2d(3, width, 3, 1, 1, bias=False),
+            nn.Conv2d(3, width, 3, stride, 1, bias=False),
             nn.GroupNorm(groups, width),
             nn.ReLU(),
         ]

@@ -22,6 +22,7 @@ from fafed.experiments import assemble, model_options
 from fafed.experiments.assemble import Prepared, Shards
 from fafed.experiments.config import Experiment
 from fafed.experiments.execute import OnRecord, execute
+from fafed.experiments.explicit import explicit
 from fafed.experiments.rundir import RunDir
 from fafed.files import Json
 from fafed.objectives.module import Model
@@ -91,7 +92,8 @@ def serve(
         memory.return_memory()
         if experiment.privacy_options().level == "example":  # before the silos load their data
             refuse_what_mixes_examples(assemble.model(experiment, text=False))
-        known = greeted(experiment, place, mailbox, bounds, authority)
+        meant = explicit(experiment)  # a silo's fafed may have other defaults
+        known = greeted(meant, place, mailbox, bounds, authority)
         shards = _measured(experiment, measure, table, _normalisation(known))
         goal = assemble.model(experiment, text=shards.text)
         memory.park(goal, place.path)
@@ -100,7 +102,7 @@ def serve(
 
         def silos(algorithm: AnyAlgorithm) -> Silos:
             if experiment.privacy_options().secure:
-                return _secure(experiment, algorithm, goal, mailbox, known, bounds, authority)
+                return _secure(meant, algorithm, goal, mailbox, known, bounds, authority)
             return Silos(
                 algorithm,
                 goal,
