@@ -16,7 +16,6 @@ from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.records import Record
 from fafed.data.normalise import MOST_INPUTS, Normalisation
 from fafed.engines.private import refuse_what_mixes_examples
-from fafed.engines.wire import wiring_of
 from fafed.errors import FAULTS, ConfigError
 from fafed.experiments import assemble, model_options
 from fafed.experiments.assemble import Prepared, Shards
@@ -26,7 +25,7 @@ from fafed.experiments.rundir import RunDir
 from fafed.files import Json
 from fafed.objectives.module import Model
 from fafed.privacy.options import LEAST_SILOS
-from fafed.silos import column_sums, final_model, memory, messages
+from fafed.silos import column_sums, compressed, final_model, memory, messages
 from fafed.silos.audit import Audit, logged
 from fafed.silos.bounds import Bounds, Guard
 from fafed.silos.limits import refuse_client_level
@@ -112,14 +111,7 @@ def serve(
                 epoch_steps=known["epoch_steps"],
                 bounds=bounds,
                 sends=known.get("sends", ()),
-                wiring=wiring_of(
-                    experiment.wire_options(),
-                    algorithm,
-                    goal.x0,
-                    seed=experiment.seed,
-                    steps=experiment.local_steps,
-                    population=len(known["silos"]),
-                ),
+                wiring=compressed.wiring_of(experiment, algorithm, goal.x0, len(known["silos"])),
             )
 
         tried = _tried(found, goal, shards.measured, measure)
