@@ -317,6 +317,12 @@ class Experiment(Part):
                     f"data.name: no dataset is called {self.data.name!r}; "
                     f"{nearest(self.data.name, DATASETS)}"
                 )
+            if DATASETS[self.data.name].tables:
+                raise ConfigError(
+                    f"data.name: {self.data.name!r} is tables of several sites, each a client: "
+                    "write a file for each, and give data.folder and data.table "
+                    "(examples/heart-disease does it)"
+                )
             partition.build(dataset=self.data.name, **self.data.partition)
 
     def privacy_options(self) -> Privacy:
