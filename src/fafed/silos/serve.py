@@ -255,7 +255,8 @@ def greeted(
     if known and known["silos"] != list(federation.silos):
         raise ConfigError(
             f"{place.path} was begun with the silos {known['silos']}, now they are "
-            f"{list(federation.silos)}: name the same ones in the same order"
+            f"{list(federation.silos)}: name the same ones in the same order. If one has left, a "
+            "smaller --min-silos goes on without it"
         )
     at = ExchangeId(known.get("run") or f"{experiment.digest[:12]}-{secrets.token_hex(4)}")
     how = _normalisation(known)
