@@ -3,6 +3,8 @@ the first round."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
 import math
 import resource
@@ -20,6 +22,7 @@ from typer.testing import CliRunner
 import fafed
 from fafed.cli import app
 from fafed.core.arguments import ARGUMENTS
+from fafed.core.words import OURS
 from fafed.experiments.config import Experiment
 from fafed.experiments.execute import execute
 from fafed.experiments.rundir import RunDir, all_runs
@@ -185,6 +188,52 @@ def lost(module):
 def test_a_wrong_thing_is_named_with_the_cure(change, words):
     with pytest.raises(fafed.FafedError, match=words):
         train(**change)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"epochs": 3}, "fafed.train has no argument 'epochs', got 3: fafed's word is rounds, or "),
+        ({"num_rounds": 3}, "'num_rounds', got 3: fafed's word is rounds$"),
+        ({"lr": 0.1}, "'lr', got 0.1: fafed's word is eta, a setting of the algorithm"),
+        ({"learning_rate": 0.1}, "'learning_rate', got 0.1: fafed's word is eta, "),
+        ({"optimizer": torch.optim.SGD}, "'optimizer', got <class .*SGD'>: .* is algorithm, the"),
+        ({"batch": 32}, "'batch', got 32: fafed's word is batch_size$"),
+        ({"n_clients": 2}, "'n_clients', got 2: fafed's word is clients, a list with the data of"),
+        ({"criterion": nn.MSELoss()}, r"'criterion', got MSELoss\(\): fafed's word is loss$"),
+        ({"loss_fn": F.mse_loss}, "'loss_fn', got <function mse_loss .*>: fafed's word is loss$"),
+        ({"train_data": X}, "'train_data', got a Tensor: fafed's word is clients, a list with"),
+        ({"evalevery": 2}, "'evalevery', got 2: did you mean 'eval_every'?"),
+        ({"colour": "red"}, "'colour', got 'red': known: algorithm, amp, baseline, batch_size, "),
+    ],
+)
+def test_a_name_from_elsewhere_is_answered_with_our_own(change, words):
+    with pytest.raises(fafed.ConfigError, match=words):
+        train(**change)
+
+
+def test_all_calls_answer_in_the_same_way():
+    given = [nn.Linear(3, 2), CLIENTS]
+    for call, named in (
+        (lambda: fafed.start(*given, fafed.FedAvg(), num_rounds=2), "fafed.start has no .*rounds$"),
+        (lambda: fafed.start(*given, fafed.FedAvg()), "fafed.start needs rounds"),
+        (lambda: fafed.train(*given, rounds=2), "fafed.train needs algorithm"),
+        (lambda: fafed.compare(*given, [fafed.FedAvg()], n_rounds=2), "fafed.compare .*rounds$"),
+        (lambda: fafed.compare(*given, [fafed.FedAvg()], rounds=1, epochs=2), "local_epochs for"),
+        (lambda: fafed.compare(*given, [fafed.FedAvg()], rounds=1, seed=1), "mean 'seeds'"),
+        (lambda: fafed.compare(*given, algorithm=fafed.FedAvg(), rounds=1), "mean 'algorithms'"),
+        (lambda: fafed.FedAvg(lr=0.1), "FedAvg has .* 'lr', got 0.1: fafed's word is eta, "),
+        (lambda: fafed.FedPD(server_lr=0.1), "FedPD has .* 'server_lr', got 0.1: known: "),
+    ):
+        with pytest.raises(fafed.ConfigError, match=named):
+            call()
+
+
+def test_the_words_for_others_are_ours():
+    arguments = set(inspect.signature(fafed.start).parameters)
+    settings = {f.name for kind in fafed.ALGORITHMS.values() for f in dataclasses.fields(kind)}
+    assert {ours.split()[0].rstrip(",") for ours in OURS.values()} <= arguments | settings
+    assert not set(OURS) & arguments
 
 
 def test_schedules_refuse_what_is_no_number():

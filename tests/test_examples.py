@@ -68,9 +68,49 @@ def test_four_hospitals_are_the_same_each_time(tmp_path, monkeypatch):
     assert found == {(patients, sick) for patients, sick, *_ in HOSPITALS.values()}
 
 
+def test_the_real_records_have_the_form_of_those_made_up(tmp_path, monkeypatch, capsys):
+    from heart import accept, files
+
+    from fafed import data
+
+    folder = FOLDER / "heart-disease"
+    written = files()
+    accept(monkeypatch, written)
+    (tmp_path / "files").mkdir()
+    for name, content in written.items():
+        (tmp_path / "files" / name).write_bytes(content)
+    monkeypatch.setenv("FAFED_DATA", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(str(folder))
+    import make_data
+    import run
+
+    run.data(tmp_path / "made up")
+    assert capsys.readouterr().out.startswith("Records: made up. `fafed data get")
+    data.import_files("heart-disease", tmp_path / "files")
+    own = run.data(tmp_path / "real")
+    assert capsys.readouterr().out == "Records: the real ones.\n"
+    kept = {name: n - n // 5 for name, (n, *_) in make_data.HOSPITALS.items()}
+    assert [len(y) for _, y in own.clients] == [kept[name] for name in sorted(kept)]
+    assert len(own.test[1]) == sum(n // 5 for n, *_ in make_data.HOSPITALS.values())
+    sick = sum(int(y.sum()) for _, y in (*own.clients, own.test))
+    rows = [line.split(b",") for content in written.values() for line in content.split()]
+    assert sick == sum(row[-1] != b"0" for row in rows)
+    text = (tmp_path / "real" / "switzerland.csv").read_text().splitlines()
+    assert {line.split(",")[4] for line in text[1:]} == {""}  # not measured
+    made = sum(float(row[0]) for row in rows)
+    found = [
+        line.split(",")
+        for path in (tmp_path / "real").iterdir()
+        for line in path.read_text().splitlines()[1:]
+    ]
+    assert sum(float(row[0]) for row in found) == made
+    assert {row[2] for row in found} == set(make_data.PAINS)
+
+
 @pytest.mark.slow
-def test_four_hospitals_in_simulation(tmp_path):
+def test_four_hospitals_in_simulation(tmp_path, monkeypatch):
     pytest.importorskip("dp_accounting")
+    monkeypatch.setenv("FAFED_DATA", str(tmp_path))
     path = FOLDER / "heart-disease" / "run.py"
     done = subprocess.run(
         [sys.executable, str(path), "--rounds", "1", "--seeds", "1"],
@@ -81,6 +121,7 @@ def test_four_hospitals_in_simulation(tmp_path):
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Records: made up.")
     assert done.stdout.count("| FAFED |") == 2
     assert done.stdout.count("epsilon") == 2
 

@@ -9,7 +9,8 @@ import torch
 
 from fafed import FAFED, STEM, ConfigError, FedAvg
 from fafed.core.schedules import Linear, Power
-from fafed.experiments.config import Experiment, presets
+from fafed.experiments.config import Experiment
+from fafed.experiments.toml_text import presets
 
 BASE = {
     "rounds": 5,

@@ -306,6 +306,16 @@ def test_they_print_as_a_summary(tmp_path):
     assert repr(run.result()) == repr(run)
 
 
+def test_without_a_common_test_they_print_the_clients(tmp_path):
+    own = {"test": None, "validation": None, "client_test": 0.25}
+    result = fafed.train(**call(rounds=2, **own))
+    loss, accuracy = (result.history[-1].clients_test[name] for name in ("loss", "accuracy"))
+    assert repr(result).endswith(
+        f", clients' test loss {loss['mean']:.4f} (worst {loss['worst']:.4f})"
+        f", clients' test accuracy {accuracy['mean']:.4f} (worst {accuracy['worst']:.4f})"
+    )
+
+
 def struck(folder, at):
     """Ctrl-C in these calls of a metric."""
     seen = []

@@ -102,6 +102,29 @@ def test_long_lines_are_thinned() -> None:
     assert "more than 2,000 points" in text_of(document)
 
 
+def test_a_baseline_wins_no_cost() -> None:
+    """It sends nothing, so it would always be the cheapest."""
+    methods = [
+        plain_run(0.2, 0.7 - gap, 0.8, algorithm=name, seed=seed)
+        for name, gap in (("fafed", 0.0), ("stem", 0.6))
+        for seed in (0, 1)
+    ]
+    nothing = {"bytes_up": 0, "bytes_down": 0}
+    free = [
+        dataclasses.replace(
+            one,
+            config=one.config | {"baseline": "pooled"},
+            records=[own | nothing for own in one.records],
+        )
+        for one in methods[:2]
+    ]
+    document = page(free + methods, target=0.6)
+    tiles = document[document.index('<dl class="tiles">') : document.index("</dl>")]
+    assert re.findall(r"<dd>(.*?)</dd>", tiles) == ["fafed baseline=default"] * 4
+    alone = page([*free, *methods[:2]], target=0.6)
+    assert '<dl class="tiles">' not in alone  # one method has nobody to win against
+
+
 def test_the_finding_names_the_best_the_gap_and_the_doubt() -> None:
     stem = [plain_run(0.7, algorithm="stem"), plain_run(0.7, algorithm="stem", seed=1)]
     clear = [plain_run(0.80), plain_run(0.82, seed=1), *stem]

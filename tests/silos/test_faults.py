@@ -168,6 +168,38 @@ def test_an_algorithm_that_needs_everyone_waits(tmp_path):
     assert torch.equal(final(place), simulated(found, {}))
 
 
+def test_a_run_goes_on_without_a_silo_that_has_left_for_good(tmp_path):
+    found = small(tmp_path)
+    wire = silos(tmp_path)
+
+    def all_leave(record):
+        if record.round == 2:
+            wire.absent = {"a", "b", "c"}
+
+    with pytest.raises(TooFew, match="round 3: 0 of 3 silos"):
+        run(found, tmp_path, wire, all_leave, min_silos=2)
+    wire.absent = {"b"}
+    place = run(found, tmp_path, wire, min_silos=2)
+    assert [record.clients for record in place.records()] == [3, 3, 2, 2, 2]
+    assert torch.equal(final(place), simulated(found, {r: {1} for r in (3, 4, 5)}))
+
+
+def test_without_a_silo_that_it_needs_a_run_ends_with_its_name(tmp_path):
+    found = small(tmp_path, "scaffold")
+    wire = silos(tmp_path)
+
+    def one_leaves(record):
+        if record.round == 2:
+            wire.absent = {"b"}
+
+    for on_record in (one_leaves, None):  # in the middle, and when it is started again
+        with pytest.raises(Absent, match=r"round 3: SCAFFOLD needs every silo .* b is not there"):
+            run(found, tmp_path, wire, on_record, min_silos=2)
+    del wire.workers["b"]  # out of --silos, too
+    with pytest.raises(ConfigError, match=r"begun with the silos .* a smaller --min-silos goes on"):
+        run(found, tmp_path, wire, min_silos=2)
+
+
 def test_a_lost_state_that_cannot_be_done_without_stops_the_run(tmp_path):
     found = small(tmp_path, "scaffold")
     wire = silos(tmp_path)

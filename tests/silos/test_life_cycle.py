@@ -86,7 +86,7 @@ class Federation:
         sets = [part for k, v in changes.items() for part in ("--set", f"{k}={v}")]
         command = [sys.executable, "-m", "fafed", "silos", "run", "hospitals.toml", "--kit", ADMIN]
         command += ["--silos", silos, "--min-silos", "2", "--patience", "30"]
-        command += ["--start", "40", *sets]  # what a job waits for a silo that has left
+        command += sets
         with (self.folder / "run.txt").open("a") as told:
             process = subprocess.Popen(
                 command, cwd=self.coordinator.folder, stdout=told, stderr=subprocess.STDOUT

@@ -19,7 +19,8 @@ from silo_tools import local_federation, run
 from small import experiment, write_data
 
 from fafed import models
-from fafed.experiments.config import Experiment, presets
+from fafed.experiments.config import Experiment
+from fafed.experiments.toml_text import presets
 from fafed.silos import messages
 from fafed.silos.bounds import Bounds
 from fafed.silos.limits import Limits

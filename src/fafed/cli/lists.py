@@ -48,7 +48,7 @@ def presets(
     from rich.table import Table
 
     from fafed.errors import ConfigError, nearest
-    from fafed.experiments.config import presets as texts
+    from fafed.experiments.toml_text import presets as texts
 
     known = texts()
     if name is not None:

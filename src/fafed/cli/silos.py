@@ -358,7 +358,7 @@ def _rules(file: Path | None) -> dict[str, Any]:
 
 
 def _toml(rules: dict[str, Any]) -> str:
-    from fafed.experiments.config import as_toml
+    from fafed.experiments.toml_text import as_toml
 
     return as_toml(rules)
 

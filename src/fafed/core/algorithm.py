@@ -26,7 +26,8 @@ from fafed.core.hyper import Rule
 from fafed.core.plain import plain
 from fafed.core.schedules import Schedule
 from fafed.core.tree import Tree
-from fafed.errors import ConfigError, nearest
+from fafed.core.words import cure
+from fafed.errors import ConfigError
 
 
 class RoundInfo(NamedTuple):
@@ -161,10 +162,11 @@ class Algorithm(ABC, Generic[Shared, Down, Local, Message]):
 
     def __new__(cls, *args: object, **settings: object) -> Self:
         known = [f.name for f in dataclasses.fields(cls)]
-        for name in settings:
+        for name, value in settings.items():
             if name not in known:
                 raise ConfigError(
-                    f"{cls.__name__} has no hyper-parameter {name!r}: {nearest(name, known)}"
+                    f"{cls.__name__} has no hyper-parameter {name!r}, got {value!r}: "
+                    f"{cure(name, known)}"
                 )
         return super().__new__(cls)
 

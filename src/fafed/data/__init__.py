@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fafed.data import leaf
-from fafed.data.datasets.base import Dataset, Images, Text
+from fafed.data.datasets.base import Dataset, Images, Tables, Text
 from fafed.data.datasets.catalogue import DATASETS, Status, get, import_files, load, status
 from fafed.data.loading import Files, in_memory
 from fafed.data.own import Own, from_file, from_folder, from_function
@@ -20,6 +20,7 @@ __all__ = [
     "Partition",
     "Status",
     "Table",
+    "Tables",
     "Text",
     "counts",
     "from_file",

@@ -353,21 +353,6 @@ class WireMean(AnsweredMean):
         return self.channel.finish(super().value())  # type: ignore[arg-type]
 
 
-def wiring_of(
-    wire: Wire | None,
-    algorithm: AnyAlgorithm,
-    x: Tensor,
-    *,
-    seed: int,
-    steps: int,
-    population: int,
-) -> Wiring | None:
-    """The compression of a run over silos. None if every message is sent as it is."""
-    if wire is None and not algorithm.coded:
-        return None
-    return Wiring(wire, algorithm, x, seed=seed, steps=steps, population=population)
-
-
 def refuse(algorithm: AnyAlgorithm) -> None:
     """Refuse an algorithm that compresses its messages itself."""
     own = set(algorithm.coded) - set(algorithm.squares)

@@ -21,6 +21,7 @@ from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.arguments import checked_all
 from fafed.core.schedules import Rate
 from fafed.core.wire import Wire
+from fafed.core.words import named
 from fafed.data.checks import check_measured
 from fafed.data.loading import open_data, steps_of_round
 from fafed.data.sources.examples import BatchSize
@@ -46,6 +47,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@named()
 def start(
     model: nn.Module,
     clients: Sequence[object],
@@ -273,6 +275,7 @@ def _same_arguments(like: Callable[P, object]) -> Callable[[Callable[..., R]], C
     return mark
 
 
+@named()
 @_same_arguments(start)
 def train(*args: Any, **options: Any) -> Result:
     """Train `model` over `clients` with `algorithm`, and return the trained copy.

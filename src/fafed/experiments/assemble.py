@@ -189,6 +189,7 @@ def shard(experiment: Experiment, normalisation: Normalisation | None = None) ->
         return _own(experiment, own, rules, normalisation)
     assert wanted.name is not None
     loaded = _loaded(wanted.name)
+    assert not isinstance(loaded, datasets.Tables)  # `Experiment.check` refuses them
     if isinstance(loaded, datasets.Text):
         return _text(experiment, loaded)
     if wanted.words is not None or wanted.tokens is not None:
@@ -199,7 +200,7 @@ def shard(experiment: Experiment, normalisation: Normalisation | None = None) ->
 
 
 @lru_cache(maxsize=2)  # the runs of a comparison share their data
-def _loaded(name: str) -> datasets.Images | datasets.Text:
+def _loaded(name: str) -> datasets.Images | datasets.Text | datasets.Tables:
     return datasets.load(name)
 
 

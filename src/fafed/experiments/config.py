@@ -21,7 +21,6 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
@@ -39,6 +38,7 @@ from pydantic import (
 from fafed.core.plain import plain
 from fafed.errors import ConfigError, nearest
 from fafed.experiments import earlier
+from fafed.experiments.toml_text import apply, located, to_toml
 from fafed.files import Json
 
 if TYPE_CHECKING:
@@ -178,14 +178,14 @@ class Experiment(Part):
     @classmethod
     def read(cls, source: str | Path, changes: Sequence[str] = ()) -> Experiment:
         """From a TOML file or a preset's name, with changes such as "algorithm.eta=0.1"."""
-        path, text = _located(source)
+        path, text = located(source)
         try:
             content = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{path} is not valid TOML: {error}") from error
         content.setdefault("name", Path(path).stem)
         for change in changes:
-            _apply(content, change)
+            apply(content, change)
         return cls.from_dict(content, str(path))
 
     def to_dict(self) -> dict[str, Any]:
@@ -196,7 +196,7 @@ class Experiment(Part):
         return cast(dict[str, Any], _without_none(content))
 
     def to_toml(self) -> str:
-        return _toml(self.to_dict())
+        return to_toml(self.to_dict())
 
     @property
     def digest(self) -> str:
@@ -317,6 +317,12 @@ class Experiment(Part):
                     f"data.name: no dataset is called {self.data.name!r}; "
                     f"{nearest(self.data.name, DATASETS)}"
                 )
+            if DATASETS[self.data.name].tables:
+                raise ConfigError(
+                    f"data.name: {self.data.name!r} is tables of several sites, each a client: "
+                    "write a file for each, and give data.folder and data.table "
+                    "(examples/heart-disease does it)"
+                )
             partition.build(dataset=self.data.name, **self.data.partition)
 
     def privacy_options(self) -> Privacy:
@@ -374,32 +380,6 @@ def _setting(name: str, value: object, units: Mapping[str, int]) -> object:
         raise ConfigError(f"{name}: schedule {kind!r} needs {', '.join(known)}: {error}") from error
 
 
-# Presets.
-
-
-def presets() -> dict[str, str]:
-    """Name -> TOML text of the experiments that ship with fafed."""
-    folder = resources.files("fafed.experiments") / "presets"
-    files = (f for f in folder.iterdir() if f.name.endswith(".toml"))
-    return {f.name.removesuffix(".toml"): f.read_text("utf-8") for f in sorted(files, key=str)}
-
-
-def _located(source: str | Path) -> tuple[str, str]:
-    path = Path(source)
-    if path.is_file():
-        try:
-            return str(path), path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} cannot be read: {error}") from error
-    known = presets()
-    if str(source) in known:
-        return f"{source}.toml", known[str(source)]
-    raise ConfigError(
-        f"there is no experiment {str(source)!r}: neither a file nor a preset; "
-        f"{nearest(str(source), known)}"
-    )
-
-
 # The fields that every fingerprint contains. A newer field counts only if it is not at its default.
 # So a run that began before the field existed is still the same run.
 _FIRST = {
@@ -429,27 +409,7 @@ def _hash(content: Mapping[str, Json]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-# Details of reading and writing.
-
-
-def _apply(content: dict[str, Any], change: str) -> None:
-    key, equals, text = change.partition("=")
-    if not equals or not key.strip():
-        raise ConfigError(f"--set {change!r}: write it as key=value, for example algorithm.eta=0.1")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()  # a bare word is a string
-    table = content
-    *folders, last = key.strip().split(".")
-    for folder in folders:
-        table = table.setdefault(folder, {})
-        if not isinstance(table, dict):
-            raise ConfigError(f"--set {change!r}: {folder!r} is a value, not a table")
-    if key.strip() == "algorithm.name" and table.get("name") != value:
-        table.clear()  # another algorithm has other settings
-        table.update(content.get("settings", {}).get(value, {}))
-    table[last] = value
+# Details of reading and checking.
 
 
 def _explained(error: ValidationError) -> str:
@@ -500,41 +460,3 @@ def _without_none(value: Json) -> Json:
     if isinstance(value, dict):
         return {k: _without_none(v) for k, v in value.items() if v is not None and v != {}}
     return value
-
-
-def _toml(content: Mapping[str, Json], prefix: str = "") -> str:
-    """Plain values first, then tables; enough TOML for an experiment."""
-    lines = [f"{_key(k)} = {_value(v)}" for k, v in content.items() if not _is_table(k, v, prefix)]
-    text = "\n".join(lines) + ("\n" if lines else "")
-    for key, value in content.items():
-        if isinstance(value, dict) and _is_table(key, value, prefix):
-            path = f"{prefix}.{_key(key)}" if prefix else _key(key)
-            inner = _toml(value, path)
-            only_tables = all(isinstance(v, dict) for v in value.values()) and value
-            text += inner if only_tables else f"\n[{path}]\n{inner}"
-    return text
-
-
-def as_toml(content: Mapping[str, Json]) -> str:
-    """One line per entry; tables inside are on one line, too."""
-    return "".join(f"{_key(k)} = {_value(v)}\n" for k, v in content.items())
-
-
-def _is_table(key: str, value: Json, prefix: str) -> bool:
-    if not isinstance(value, dict):
-        return False
-    return prefix == "" or prefix in ("settings", "search")
-
-
-def _key(key: str) -> str:
-    return key if key.replace("_", "").replace("-", "").isalnum() else json.dumps(key)
-
-
-def _value(value: Json) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + " }"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_value(v) for v in value) + "]"
-    if isinstance(value, float):
-        return repr(value)
-    return json.dumps(value, ensure_ascii=False)

@@ -124,11 +124,10 @@ class Training:
         model_file.save(self.model, path)
 
     def __repr__(self) -> str:
-        last = next((record.test for record in reversed(self.history) if record.test), {})
         return (
             f"{type(self._run.algorithm).__name__}: round {self._run.state.round} of "
             f"{self._run.rounds} on {self.engine}"
-            + "".join(f", test {name} {value:.4f}" for name, value in last.items())
+            + "".join(f", {told}" for told in _last(self.history))
             + (f", in {self._place.path}" if self._place else "")
         )
 
@@ -208,6 +207,19 @@ class Training:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _last(history: Sequence[Record]) -> list[str]:
+    """The newest test numbers in words. The clients' stand there if nothing else was measured."""
+    for record in reversed(history):
+        if record.test:
+            return [f"test {name} {value:.4f}" for name, value in record.test.items()]
+        if record.clients_test:
+            return [
+                f"clients' test {name} {own['mean']:.4f} (worst {own['worst']:.4f})"
+                for name, own in record.clients_test.items()
+            ]
+    return []
 
 
 def _close(loop: Generator[Record]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import logging
 import re
@@ -16,6 +17,7 @@ from torch import nn
 from fafed.algorithms import ALGORITHMS
 from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.run_data import RunData
+from fafed.core.words import named
 from fafed.errors import ConfigError
 from fafed.experiments.api import start
 from fafed.experiments.training import Result, Training
@@ -72,6 +74,10 @@ class Comparison:
         return "\n".join([told.get().rstrip(), *diverged])
 
 
+_OPTIONS = set(inspect.signature(start).parameters) - {"algorithm", "seed"}
+
+
+@named(further=_OPTIONS)
 def compare(
     model: nn.Module | Callable[[int], nn.Module],
     clients: Sequence[object],

@@ -57,6 +57,11 @@ class Curve:
         """The last round that every seed has reached. Later rounds are left out."""
         return min(int(run.records[-1]["round"]) for run in self.runs)
 
+    @property
+    def baseline(self) -> bool:
+        """Whether these are runs without a federation: `training.baselines`."""
+        return bool(self.settings.get("baseline"))
+
     @cached_property
     def records(self) -> list[list[dict[str, Any]]]:
         """At each round that every seed has, the record of each seed."""

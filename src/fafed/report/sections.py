@@ -124,7 +124,8 @@ def _ranked_by(row: Row, quantity: Quantity) -> Stat | None:
 
 def _tiles(target: Target | None, reached: Sequence[Reach]) -> str:
     """For each cost, the least with which a curve reaches the target, and which curve if it is
-    clear."""
+    clear. A baseline does not count: it sends nothing, and one with all data has no clients."""
+    reached = [reach for reach in reached if not reach.baseline]
     able = [reach for reach in reached if reach.costs]
     if target is None or len(reached) < 2 or not able:
         return ""

@@ -34,6 +34,7 @@ class Reach:
     seeds: int
     reached: int
     costs: dict[str, Stat]  # by axis; empty unless every seed reached the target
+    baseline: bool = False  # a reference, which does not compete with methods
 
 
 def choose_target(
@@ -110,4 +111,4 @@ def _reach(curve: Curve, target: Target) -> Reach:
         costs = {
             key: Stat.from_values([axis.read(r) for r in firsts]) for key, axis in AXES.items()
         }
-    return Reach(curve.label, len(curve.runs), len(firsts), costs)
+    return Reach(curve.label, len(curve.runs), len(firsts), costs, curve.baseline)

@@ -11,12 +11,24 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from fafed.core import tree
-from fafed.core.algorithm import HasX
+from fafed.core.algorithm import AnyAlgorithm, HasX
 from fafed.core.tree import Tree
 from fafed.engines.base import Sent
 from fafed.engines.wire import Channel, Wiring
+from fafed.experiments.config import Experiment
 from fafed.silos import messages
 from fafed.silos.messages import ExchangeId, Facts, Refused, Shapes
+
+
+def wiring_of(
+    experiment: Experiment, algorithm: AnyAlgorithm, x: Tensor, silos: int
+) -> Wiring | None:
+    """The compression of a run over silos. None if every message is sent as it is."""
+    wire = experiment.wire_options()
+    if wire is None and not algorithm.coded:
+        return None
+    seed, steps = experiment.seed, experiment.local_steps
+    return Wiring(wire, algorithm, x, seed=seed, steps=steps, population=silos)
 
 
 def channel(wiring: Wiring, down: HasX, place: ExchangeId, step: int, facts: Facts) -> Channel:

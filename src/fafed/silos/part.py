@@ -12,12 +12,12 @@ from fafed.core.algorithm import AnyAlgorithm
 from fafed.data.checks import check_labels, check_numbers
 from fafed.data.normalise import Normalisation
 from fafed.data.sources.base import Source
-from fafed.engines.wire import Wiring, wiring_of
+from fafed.engines.wire import Wiring
 from fafed.errors import ConfigError
 from fafed.experiments import assemble, model_options
 from fafed.experiments.config import Experiment
 from fafed.objectives.module import Model
-from fafed.silos import column_sums, memory, messages
+from fafed.silos import column_sums, compressed, memory, messages
 from fafed.silos.limits import Refusal
 from fafed.silos.messages import Facts, Refused
 from fafed.silos.private import Ledger, PrivateSilo
@@ -66,13 +66,8 @@ class Part:
         """How the run compresses its messages. Secure sums have their own way."""
         epoch_steps = _epoch_steps(facts)
         if epoch_steps not in self._wirings and not self.experiment.privacy_options().secure:
-            made = wiring_of(
-                self.experiment.wire_options(),
-                self.algorithm(facts),
-                self.goal.x0,
-                seed=self.experiment.seed,
-                steps=self.experiment.local_steps,
-                population=self.plan.clients,
+            made = compressed.wiring_of(
+                self.experiment, self.algorithm(facts), self.goal.x0, self.plan.clients
             )
             self._wirings = {epoch_steps: made}
         return self._wirings.get(epoch_steps)

@@ -30,6 +30,7 @@ from fafed.silos import compressed, memory, messages
 from fafed.silos.bounds import Bounds, Guard
 from fafed.silos.messages import Content, ExchangeId, Facts, Message, Refused, Shapes
 from fafed.silos.server import Mailbox, TooFew, log
+from fafed.training.loop import Absent
 
 
 class Given(NamedTuple):
@@ -260,9 +261,14 @@ class Silos(Engine):
         here = set(self.federation.silos) & set(self.mailbox.transport.present())
         wanted = [c for c in clients if not self.guard.out(c)]
         asked = [c for c in wanted if self.federation.silos[c] in here]
-        for absent in sorted(set(wanted) - set(asked)):
-            log.warning(
-                "round %d: silo %r is not there", place.round, self.federation.silos[absent]
+        absent = [self.federation.silos[c] for c in wanted if c not in asked]
+        for silo in absent:
+            log.warning("round %d: silo %r is not there", place.round, silo)
+        if absent and self.algorithm.requires_all_clients:
+            raise Absent(
+                f"round {place.round}: {type(self.algorithm).__name__} needs every silo in every "
+                f"round, and {', '.join(absent)} is not there: bring it back and go on, or begin a "
+                "new run without it"
             )
         self._enough(len(asked), f"round {place.round}")
         return asked

@@ -16,7 +16,6 @@ from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.records import Record
 from fafed.data.normalise import MOST_INPUTS, Normalisation
 from fafed.engines.private import refuse_what_mixes_examples
-from fafed.engines.wire import wiring_of
 from fafed.errors import FAULTS, ConfigError
 from fafed.experiments import assemble, model_options
 from fafed.experiments.assemble import Prepared, Shards
@@ -27,7 +26,7 @@ from fafed.experiments.rundir import RunDir
 from fafed.files import Json
 from fafed.objectives.module import Model
 from fafed.privacy.options import LEAST_SILOS
-from fafed.silos import column_sums, final_model, memory, messages
+from fafed.silos import column_sums, compressed, final_model, memory, messages
 from fafed.silos.audit import Audit, logged
 from fafed.silos.bounds import Bounds, Guard
 from fafed.silos.limits import refuse_client_level
@@ -114,14 +113,7 @@ def serve(
                 epoch_steps=known["epoch_steps"],
                 bounds=bounds,
                 sends=known.get("sends", ()),
-                wiring=wiring_of(
-                    experiment.wire_options(),
-                    algorithm,
-                    goal.x0,
-                    seed=experiment.seed,
-                    steps=experiment.local_steps,
-                    population=len(known["silos"]),
-                ),
+                wiring=compressed.wiring_of(experiment, algorithm, goal.x0, len(known["silos"])),
             )
 
         tried = _tried(found, goal, shards.measured, measure)
@@ -265,7 +257,8 @@ def greeted(
     if known and known["silos"] != list(federation.silos):
         raise ConfigError(
             f"{place.path} was begun with the silos {known['silos']}, now they are "
-            f"{list(federation.silos)}: name the same ones in the same order"
+            f"{list(federation.silos)}: name the same ones in the same order. If one has left, a "
+            "smaller --min-silos goes on without it"
         )
     at = ExchangeId(known.get("run") or f"{experiment.digest[:12]}-{secrets.token_hex(4)}")
     how = _normalisation(known)

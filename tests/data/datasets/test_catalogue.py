@@ -49,7 +49,8 @@ def tiny(server, monkeypatch):
 
 
 def test_names():
-    assert list(data.DATASETS) == ["fashion-mnist", "mnist", "cifar-10", "cifar-100", "wikitext-2"]
+    images = ["fashion-mnist", "mnist", "cifar-10", "cifar-100"]
+    assert list(data.DATASETS) == [*images, "wikitext-2", "heart-disease"]
 
 
 def test_unknown_name():
@@ -58,7 +59,7 @@ def test_unknown_name():
             call("fashion_mnist")
 
 
-@pytest.mark.parametrize("name", ["mnist", "cifar-10", "cifar-100", "wikitext-2"])
+@pytest.mark.parametrize("name", ["mnist", "cifar-10", "cifar-100", "wikitext-2", "heart-disease"])
 def test_absent(name, tmp_path):
     with pytest.raises(DataError) as caught:
         data.load(name, tmp_path)

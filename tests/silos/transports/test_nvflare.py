@@ -26,6 +26,7 @@ from fafed.silos.site import Link
 
 pytest.importorskip("nvflare", reason="needs NVIDIA FLARE: pip install 'fafed[nvflare]'")
 
+from nvflare.apis.signal import Signal
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.message import Message as CellMessage
 
@@ -35,6 +36,7 @@ from fafed.silos.transports.nvflare.endpoint import Endpoint, Letter, letters, o
 from fafed.silos.transports.nvflare.job import FafedRecipe
 from fafed.silos.transports.nvflare.local_federation import ADMIN, Member, provision
 from fafed.silos.transports.nvflare.try_out import local_federation
+from fafed.silos.transports.nvflare.wire import Wire
 
 ROUNDS = 24
 SERVER = "server.job"
@@ -261,6 +263,42 @@ def refused_without_the_right_certificate(local, folder):
     assert greeting(local.kits / "silo-1")
     for kit in (None, foreign / "silo-1"):
         assert greeting(kit) == b""
+
+
+class Job:
+    """What a wire sees of FLARE in a job of these sites."""
+
+    def __init__(self, *sites):
+        self.sites = sites
+
+    def get_engine(self):
+        return self
+
+    def get_job_id(self):
+        return "job"
+
+    def get_client_from_name(self, name):
+        return name if name in self.sites else None
+
+
+@pytest.mark.parametrize(("sites", "absent"), [((), ()), (("west",), ("west",))])
+def test_a_silo_that_cannot_join_the_job_is_not_waited_for(tmp_path, sites, absent):
+    """One that FLARE does not know in this job, and a dead one that it still counts."""
+    wire = Wire(Job(*sites), Signal(), tmp_path, absent=absent)
+    began = time.monotonic()
+    assert list(wire.ask({"west": Message(b"head", b"")}, 300, 100)) == [("west", None)]
+    assert time.monotonic() - began < 60
+    assert wire.present() == []
+
+
+def test_a_job_knows_who_was_absent_when_it_was_submitted(tmp_path):
+    write_data(tmp_path / "data", 3)
+    recipe = FafedRecipe(Experiment.from_dict(experiment(tmp_path / "data")), list("abc"))
+    for silos in ({"c", "b"}, set()):
+        recipe.without(silos).export(str(tmp_path / "job"))
+        (config,) = (tmp_path / "job").rglob("config_fed_server.json")
+        (flow,) = json.loads(config.read_text())["workflows"]
+        assert flow["args"]["absent"] == sorted(silos)
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fafed.errors import ConfigError
-from fafed.experiments.config import Experiment, presets
+from fafed.experiments.config import Experiment
+from fafed.experiments.toml_text import presets
 from fafed.report.numbers import Stat
 from studies import markdown
 from studies.paper import document, driver, figures, tables, verdicts

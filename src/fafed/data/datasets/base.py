@@ -47,6 +47,14 @@ class Text:
         return Text(ids[self.train], ids[self.valid], ids[self.test], vocabulary)
 
 
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """A table for each of several sites. Their fields are text, as in the files."""
+
+    columns: tuple[str, ...]
+    sites: Mapping[str, Sequence[tuple[str, ...]]]  # site -> rows
+
+
 @dataclass(frozen=True)
 class Download:
     """One file on the dataset's own servers. Any of the `urls` will do."""
@@ -80,10 +88,11 @@ class Dataset:
     name: str
     description: str
     licence: str
-    read: Callable[[Path], Images | Text]  # from its folder; checks what it reads
+    read: Callable[[Path], Images | Text | Tables]  # from its folder; checks what it reads
     origin: Origin
     package: Package | None = None
     text: bool = False  # whether `read` returns Text
+    tables: bool = False  # whether `read` returns Tables
 
 
 def labelled(

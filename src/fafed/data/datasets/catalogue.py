@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Literal, overload
 
 from fafed.data.datasets import cache
-from fafed.data.datasets.base import Dataset, Images, Text
+from fafed.data.datasets.base import Dataset, Images, Tables, Text
 from fafed.data.datasets.cifar10 import CIFAR10
 from fafed.data.datasets.cifar100 import CIFAR100
 from fafed.data.datasets.download import Progress, fetch
 from fafed.data.datasets.fashion_mnist import FASHION_MNIST
+from fafed.data.datasets.heart_disease import HEART_DISEASE
 from fafed.data.datasets.mnist import MNIST
 from fafed.data.datasets.wikitext2 import WIKITEXT2
 from fafed.errors import ConfigError, DataError, nearest
 
-ALL = (FASHION_MNIST, MNIST, CIFAR10, CIFAR100, WIKITEXT2)
+ALL = (FASHION_MNIST, MNIST, CIFAR10, CIFAR100, WIKITEXT2, HEART_DISEASE)
 DATASETS = {dataset.name: dataset for dataset in ALL}
 
 
@@ -43,11 +44,14 @@ def load(
 @overload
 def load(name: Literal["wikitext-2"], folder: str | Path | None = None) -> Text: ...
 @overload
-def load(name: str, folder: str | Path | None = None) -> Images | Text: ...
+def load(name: Literal["heart-disease"], folder: str | Path | None = None) -> Tables: ...
+@overload
+def load(name: str, folder: str | Path | None = None) -> Images | Text | Tables: ...
 
 
-def load(name: str, folder: str | Path | None = None) -> Images | Text:
-    """A dataset as tensors, checked against its sha256. Never uses the network.
+def load(name: str, folder: str | Path | None = None) -> Images | Text | Tables:
+    """A dataset as tensors, or as the text of its tables, checked against its sha256. Never uses
+    the network.
 
     A dataset whose package is installed is read from there: Fashion-MNIST from fafed-fashion-mnist.
     `folder` holds the others: by default FAFED_DATA, else the user's cache folder.
@@ -104,7 +108,9 @@ def import_files(name: str, source: str | Path, folder: str | Path | None = None
 
     MNIST and Fashion-MNIST: the four IDX files, zipped or not. CIFAR-10: the binary version, as
     archive or unpacked, or the compact train.npz and test.npz. CIFAR-100: the archive of the binary
-    version. WikiText-2: train.txt, valid.txt, test.txt or wiki.train.tokens and so on.
+    version. WikiText-2: train.txt, valid.txt, test.txt or wiki.train.tokens and so on. Heart
+    disease: processed.cleveland.data, processed.hungarian.data, processed.switzerland.data and
+    processed.va.data, or heart+disease.zip.
     """
     dataset, source = _known(name), Path(source).expanduser()
     if dataset.package and cache.installed(dataset):

@@ -144,6 +144,9 @@ class Wire:
         self, requests: Mapping[str, Message], seconds: float, limit: int
     ) -> Iterator[tuple[str, Message | None]]:
         end = time.monotonic() + seconds
+        for silo, request in requests.items():  # one that comes too late for it needs it later
+            if messages.glance(request.head)["kind"] == "hello":
+                self.hellos[silo] = request.head
         unsent, sent = dict(requests), dict[str, str]()  # sent: the letter's number -> silo
         body: tuple[Body, Array] | None = None
         while (unsent or sent) and time.monotonic() < end:
@@ -178,9 +181,7 @@ class Wire:
         digest."""
         found = _content(head, body)
         found["token"] = ConfigRecord({"hex": secrets.token_hex(16)})
-        if messages.glance(head)["kind"] == "hello":
-            self.hellos[silo] = head
-        elif silo in self.hellos:
+        if silo in self.hellos and head != self.hellos[silo]:
             found["hello"] = ConfigRecord({"json": self.hellos[silo]})
         return found
 

@@ -27,6 +27,7 @@ from fafed.silos.transports.nvflare.job import FafedRecipe, JobFacts
 from fafed.training.loop import Diverged
 
 POLL = 0.5
+LOOK = 5.0  # seconds between two looks whether a silo is back
 DEAD = 8.0  # seconds without a process of the job
 RETRIED = {"TooFew", "Absent", "Busy"}  # errors that pass when the others are back
 OnFacts = Callable[[JobFacts], None]
@@ -76,8 +77,8 @@ class Driver:
 
         while True:
             before = seen[0]
-            self._wait_for(self.silos)
-            facts = self._one_job(recipe, show)
+            absent = set(self.silos) - self._wait_for(self.silos)
+            facts = self._one_job(recipe.without(absent), show, absent)
             show(facts)
             if facts["state"] == "finished":
                 return
@@ -104,14 +105,13 @@ class Driver:
 
     # One job.
 
-    def _one_job(self, recipe: FafedRecipe, show: OnFacts) -> JobFacts:
+    def _one_job(self, recipe: FafedRecipe, show: OnFacts, absent: set[str]) -> JobFacts:
         with tempfile.TemporaryDirectory() as folder:
             recipe.export(folder)
             self.job = self._ask(lambda s: s.submit_job(str(Path(folder) / recipe.name)))
         log.info("job %s submitted", self.job)
-        absent: set[str] = set()
         facts: JobFacts = {}
-        heard = running = time.monotonic()
+        heard = running = looked = time.monotonic()
         while True:
             self.tick()
             time.sleep(POLL)
@@ -129,7 +129,8 @@ class Driver:
             if isinstance(told, dict) and "state" in told:
                 facts, running = cast(JobFacts, told), now
                 show(facts)
-                absent = self._call_back(facts, absent)
+                if now - looked > LOOK:
+                    looked, absent = now, self._call_back(facts, absent)
             state = facts.get("state")
             over = state in ("again", "failed", "finished")  # FLARE notices this later
             # a server that was killed and restarted still reports its old jobs as running
@@ -148,10 +149,10 @@ class Driver:
         if "met" not in facts:
             return absent
         missing = set(self.silos) - set(facts["met"])
-        connected = self._connected() if missing else set()
-        if missing & connected & absent:
+        here = self._alive(sorted(missing & self._connected())) if missing else set()
+        if here & absent:
             self._try(lambda s: s.do_app_command(self.job, TOPIC, {"pause": True}))
-        return missing - connected
+        return missing - here
 
     def _outcome(self, job: str | None, status: str, facts: JobFacts) -> JobFacts:
         """The last state that the job reported. Its server may have died before it could report."""
@@ -163,14 +164,15 @@ class Driver:
 
     # Which silos are present.
 
-    def _wait_for(self, silos: list[str]) -> None:
-        """Wait until all silos are present, or until time is over and enough are present."""
+    def _wait_for(self, silos: list[str]) -> set[str]:
+        """Wait until all silos are present, or until time is over and enough are present. Return
+        those that are."""
         end = time.monotonic() + self.patience
         while True:
             self.tick()
             here = self._connected() & set(silos)
             if len(here) == len(silos) and self._alive(silos) == set(silos):
-                return
+                return here
             if time.monotonic() > end:
                 break
             time.sleep(POLL)
@@ -184,9 +186,11 @@ class Driver:
             missing = sorted(set(silos) - here)
             raise FafedError(
                 f"{len(here)} of {len(silos)} silos are connected, the run must have "
-                f"{self.min_silos}: start {', '.join(missing)}"
+                f"{self.min_silos}: start {', '.join(missing)}, or let a run that has begun go on "
+                "without, with a smaller --min-silos"
             )
         log.warning("going on without %s", ", ".join(sorted(set(silos) - here)))
+        return here
 
     def _connected(self) -> set[str]:
         found = self._try(lambda s: s.get_connected_client_list())

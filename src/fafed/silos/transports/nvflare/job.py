@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Self, TypedDict
 
 from nvflare.apis.client import Client
 from nvflare.apis.event_type import EventType
@@ -77,7 +77,9 @@ class FafedController(Controller):  # type: ignore[misc]
         deadline: float = 3600.0,
         start: float = 300.0,
         absence: float = ABSENCE,
+        absent: Sequence[str] = (),
     ) -> None:
+        """absent: silos that are not there when the job is submitted."""
         super().__init__()
         self.experiments = experiments
         self.silos = silos
@@ -85,6 +87,7 @@ class FafedController(Controller):  # type: ignore[misc]
         self.deadline = deadline
         self.start = start
         self.absence = absence
+        self.absent = absent
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         self.pause = threading.Event()
@@ -101,7 +104,7 @@ class FafedController(Controller):  # type: ignore[misc]
             if why := outdated(workspace):
                 raise ConfigError(why)
             own = server_file(workspace)
-            self.wire = Wire(fl_ctx, abort_signal, own.runs, self.absence)
+            self.wire = Wire(fl_ctx, abort_signal, own.runs, self.absence, self.absent)
             federation = FederationConfig(
                 tuple(self.silos), self.min_silos, self.deadline, self.start
             )
@@ -233,9 +236,15 @@ class FafedRecipe(Recipe):  # type: ignore[misc]
         job = FedJob(name=several[0].name, min_clients=fewest)
         job.set_app_packages(["fafed"])  # fafed is installed everywhere: a job carries no code
         contents = [experiment.to_dict() for experiment in several]
-        job.to_server(FafedController(contents, list(silos), fewest, deadline, start, absence))
+        self.controller = FafedController(contents, list(silos), fewest, deadline, start, absence)
+        job.to_server(self.controller)
         job.to_clients(FafedExecutor())
         super().__init__(job)
+
+    def without(self, silos: Collection[str]) -> Self:
+        """The job that does not wait for these silos, which are not there."""
+        self.controller.absent = sorted(silos)
+        return self
 
     def process_env(self, env: ExecEnv) -> None:
         """Send fafed's code with the job to FLARE's simulator and proof-of-concept kits. They do

@@ -7,7 +7,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 from nvflare.apis.fl_context import FLContext
@@ -46,14 +46,21 @@ class Wire:
     into the folder."""
 
     def __init__(
-        self, fl_ctx: FLContext, abort_signal: Signal, folder: Path, absence: float = ABSENCE
+        self,
+        fl_ctx: FLContext,
+        abort_signal: Signal,
+        folder: Path,
+        absence: float = ABSENCE,
+        absent: Collection[str] = (),
     ) -> None:
-        """absence: how long a silo may be unreachable, in seconds. Then it counts as gone."""
+        """absence: how long a silo may be unreachable, in seconds. Then it counts as gone.
+        absent: silos that were not there when the job was submitted."""
         self.engine = fl_ctx.get_engine()
         self.job = fl_ctx.get_job_id()
         self.abort = abort_signal
         self.folder = folder
         self.absence = absence
+        self.absent = set(absent)
         self.pieces: dict[str, int] = {}  # silo -> bytes of a piece, if it has said so
         self.waits: dict[str, Signal] = {}  # silo -> ends the wait for the reply to its letter
         self.heard: set[str] = set()  # silos that have replied to a letter in this job
@@ -69,10 +76,12 @@ class Wire:
     ) -> Iterator[tuple[str, Message | None]]:
         answers: queue.Queue[tuple[str, Message | None]] = queue.Queue()
         end = time.monotonic() + seconds
-        for silo, request in requests.items():
+        waiting = {silo for silo in requests if self._takes_part(silo)}
+        for silo in sorted(set(requests) - waiting):
+            yield silo, None
+        for silo in sorted(waiting):
             self.busy.add(silo)
-            self._thread(self._deliver, silo, request, end, limit, answers)
-        waiting = set(requests)
+            self._thread(self._deliver, silo, requests[silo], end, limit, answers)
         misses = dict.fromkeys(requests, 0)
         look = time.monotonic() + PING_SECONDS
         while waiting and time.monotonic() < end:
@@ -91,6 +100,11 @@ class Wire:
                 self.gone.add(silo)
                 waiting.discard(silo)
                 yield silo, None
+
+    def _takes_part(self, silo: str) -> bool:
+        """FLARE gives a job to the sites that are there when it begins. No other one can join it:
+        the next job has it. FLARE may count a dead site as there, which `absent` does not."""
+        return silo not in self.absent and self.engine.get_client_from_name(silo) is not None
 
     def _deliver(
         self,
