@@ -216,15 +216,6 @@ def test_a_wrong_share_of_a_key_is_found():
         exchange(members, server, data, drop={"masked": ["site-003"]})
 
 
-def test_shares_below_the_threshold_say_nothing():
-    secret = bytes(range(32))
-    shares = dict(enumerate(secrets.split(secret, 3, 5)))
-    for some in itertools.combinations(shares, 3):
-        assert secrets.combine({i: shares[i] for i in some}) == secret
-    for some in itertools.combinations(shares, 2):
-        assert secrets.combine({i: shares[i] for i in some}) != secret
-
-
 def test_masks_a_stretch_at_a_time(monkeypatch):
     keys = [(1, b"a" * 32), (-1, b"b" * 32)]
     whole = np.zeros(1000, np.uint64)
@@ -256,10 +247,9 @@ def test_a_ledger_survives_a_restart(tmp_path):
 
 @pytest.mark.slow
 def test_a_hundred_silos_in_one_process():
-    """With a threshold of 20, because splitting secrets takes most of the time."""
     data = vectors(100, 1000)
     gone = {"masked": names(100)[10:20], "unmask": names(100)[50:60]}
-    server = make_server(100, (600, 400), threshold=20)
-    found = exchange(silos(100, threshold=20), server, data, drop=gone)
+    server = make_server(100, (600, 400))
+    found = exchange(silos(100), server, data, drop=gone)
     assert len(found.names) == 90
     assert np.array_equal(found.total, due(data, list(found.names)))

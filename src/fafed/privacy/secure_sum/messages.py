@@ -46,6 +46,10 @@ class Plan(NamedTuple):
     def digest(self) -> bytes:
         return digest("plan", write(self))
 
+    def point(self, name: str) -> int:
+        """Where this silo's shares are: the value of a polynomial at this point."""
+        return self.names.index(name) + 1
+
 
 class Keys(NamedTuple):
     """Step 0, from a silo: its public keys for this exchange, signed."""

@@ -1,10 +1,7 @@
-"""Secrets of one exchange: agreed by two silos, split among many, encrypted for one."""
+"""Secrets of one exchange: agreed by two silos, encrypted for one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from Crypto.Protocol.SecretSharing import Shamir
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -14,7 +11,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from fafed.privacy.refusal import Refused
 from fafed.privacy.secure_sum.messages import digest
 
-HALF = 16  # bytes: the library splits secrets of this size, so ours are split in two halves
 ONCE = bytes(12)  # a key of a box encrypts one box, so its nonce may be constant
 
 
@@ -30,24 +26,6 @@ def agreed(own: X25519PrivateKey, other: bytes, name: str) -> bytes:
         return own.exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError:  # a point of small order gives a secret that everyone knows
         raise Refused(f"{name} has sent a public key that cannot be used") from None
-
-
-# Shares.
-
-
-def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
-    """Shares of a secret of 32 bytes for `count` silos. `threshold` of them give it back."""
-    halves = [
-        Shamir.split(threshold, count, half, False) for half in (secret[:HALF], secret[HALF:])
-    ]
-    return [first + second for (_, first), (_, second) in zip(*halves, strict=True)]
-
-
-def combine(shares: Mapping[int, bytes]) -> bytes:
-    """The secret, from as many shares as the threshold. Keys are the silos' places, from 0."""
-    ends = (slice(HALF), slice(HALF, None))
-    halves = ([(place + 1, share[end]) for place, share in shares.items()] for end in ends)
-    return b"".join(Shamir.combine(half, False) for half in halves)
 
 
 # Boxes. Both sides derive the key from the secret of their pair, in one direction each.

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from fafed.errors import FafedError
 from fafed.privacy.options import LEAST_SILOS, default_threshold
 from fafed.privacy.refusal import Refused
-from fafed.privacy.secure_sum import masks, secrets
+from fafed.privacy.secure_sum import masks, secrets, shamir
 from fafed.privacy.secure_sum.identity import Trust, verify
 from fafed.privacy.secure_sum.messages import (
     Agreed,
@@ -209,10 +209,10 @@ class Server:
     # Removing the masks.
 
     def _unmasked(self) -> Sum:
-        seeds = {name: self._combined(name, "seeds") for name in self.answered}
+        seeds, private_keys = self._combined()
         found = [(-1, secrets.derive(seed, "self mask", self.digest)) for seed in seeds.values()]
-        for gone in self.dropped:
-            private = X25519PrivateKey.from_private_bytes(self._combined(gone, "mask_keys"))
+        for gone, key in private_keys.items():
+            private = X25519PrivateKey.from_private_bytes(key)
             if private.public_key().public_bytes_raw() != self._keys[gone].mask_key:
                 raise FafedError(
                     f"the shares of {gone} do not give its key: a silo has handed over a wrong one"
@@ -224,10 +224,13 @@ class Server:
         masks.apply(self.total, self.lengths, found)
         return Sum(self.total, self.answered)
 
-    def _combined(self, name: str, kind: str) -> bytes:
-        shares = {}
-        for giver in sorted(self._shares)[: self.plan.threshold]:
-            given: Sequence[Share] = getattr(self._shares[giver], kind)
-            place = self.plan.names.index(giver)
-            shares[place] = next(share.content for share in given if share.name == name)
-        return secrets.combine(shares)
+    def _combined(self) -> tuple[dict[str, bytes], dict[str, bytes]]:
+        """The seeds of the self masks, and the private keys of the silos that have dropped out."""
+        givers = sorted(self._shares)[: self.plan.threshold]
+        given = [self._shares[giver] for giver in givers]
+        rows = [[share.content for share in (*own.seeds, *own.mask_keys)] for own in given]
+        places = map(self.plan.point, givers)
+        found = shamir.combine(dict(zip(places, rows, strict=True)))
+        n = len(self.answered)
+        seeds = dict(zip(self.answered, found[:n], strict=True))
+        return seeds, dict(zip(self.dropped, found[n:], strict=True))

@@ -20,7 +20,7 @@ from fafed import files
 from fafed.errors import ConfigError, FafedError
 from fafed.privacy.options import LEAST_SILOS, default_threshold
 from fafed.privacy.refusal import Over, Refused
-from fafed.privacy.secure_sum import masks, secrets
+from fafed.privacy.secure_sum import masks, secrets, shamir
 from fafed.privacy.secure_sum.identity import Identity, Trust, verify
 from fafed.privacy.secure_sum.messages import (
     Agreed,
@@ -148,11 +148,14 @@ class _Exchange:
     sharing: tuple[str, ...] = ()  # silos whose shares have arrived
     answered: tuple[str, ...] | None = None
 
-    def place(self, name: str) -> int:
-        return self.plan.names.index(name)
+    box_secrets: dict[str, bytes] = field(default_factory=dict)
 
-    def pair(self, own: X25519PrivateKey, other: str, what: str) -> bytes:
-        return secrets.agreed(own, getattr(self.keys[other], what), other)
+    def box_secret(self, other: str) -> bytes:
+        """The secret of the boxes to and from another silo. It is agreed once for both."""
+        if other not in self.box_secrets:
+            their = self.keys[other].box_key
+            self.box_secrets[other] = secrets.agreed(self.box_key, their, other)
+        return self.box_secrets[other]
 
     def agreement(self) -> bytes:
         """What silos sign in step 3."""
@@ -223,19 +226,16 @@ class Silo:
             here.keys = {one.name: one for one in listed.keys}
             here.listed = listed.digest()
             self._check_keys(here, listed)
-            plan = here.plan
-            count = len(plan.names)
-            seeds = secrets.split(here.seed, plan.threshold, count)
-            private = secrets.split(here.mask_key.private_bytes_raw(), plan.threshold, count)
+            own = here.seed, here.mask_key.private_bytes_raw()
+            points = [here.plan.point(name) for name in here.keys]
+            shares = shamir.split(own, here.plan.threshold, points)
             boxes = []
-            for other in here.keys:
-                pair_of_shares = seeds[here.place(other)], private[here.place(other)]
+            for other, (seed, mask_key) in zip(here.keys, shares, strict=True):
                 if other == self.name:
-                    here.kept[other] = pair_of_shares
+                    here.kept[other] = seed, mask_key
                     continue
-                secret = here.pair(here.box_key, other, "box_key")
-                content = b"".join(pair_of_shares)
-                sealed = secrets.seal(secret, here.digest, self.name, other, content)
+                secret = here.box_secret(other)
+                sealed = secrets.seal(secret, here.digest, self.name, other, seed + mask_key)
                 boxes.append(Box(other, sealed))
             self._next = "masked"
             return Boxes(self.name, tuple(boxes))
@@ -385,7 +385,7 @@ class Silo:
             raise Refused("shares of one silo have come twice")
         self._check_list("shares", here.sharing, list(here.keys), here.plan.threshold)
         for box in inbox.boxes:
-            secret = here.pair(here.box_key, box.name, "box_key")
+            secret = here.box_secret(box.name)
             content = secrets.unseal(secret, here.digest, box.name, self.name, box.content)
             if len(content) != 64:
                 raise Refused(f"the shares of {box.name} have {len(content)} bytes, not 64")
@@ -421,7 +421,7 @@ class Silo:
         own = [(1, secrets.derive(here.seed, "self mask", here.digest))]
         for other in here.sharing:
             if other != self.name:
-                secret = here.pair(here.mask_key, other, "mask_key")
+                secret = secrets.agreed(here.mask_key, here.keys[other].mask_key, other)
                 sign = 1 if self.name < other else -1
                 own.append((sign, secrets.derive(secret, "pair mask", here.digest)))
         return own
