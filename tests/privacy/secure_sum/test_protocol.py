@@ -23,7 +23,7 @@ from secure_silos import (
 from fafed.errors import ConfigError, FafedError
 from fafed.privacy.encoding import Encoding
 from fafed.privacy.options import default_threshold
-from fafed.privacy.secure_sum import masks, secrets
+from fafed.privacy.secure_sum import masks
 from fafed.privacy.secure_sum.identity import Identity, Pinned
 from fafed.privacy.secure_sum.messages import Refused
 from fafed.privacy.secure_sum.server import Server, TooFew

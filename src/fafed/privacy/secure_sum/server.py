@@ -31,7 +31,6 @@ from fafed.privacy.secure_sum.messages import (
     Keys,
     Masked,
     Plan,
-    Share,
     Shares,
     Unmask,
 )
@@ -93,6 +92,7 @@ class Server:
         self._keys: dict[str, Keys] = {}
         self._boxes: dict[str, dict[str, Box]] = {}
         self._masked: list[str] = []
+        self._to_sign = b""  # in step agree
         self._agreed: dict[str, Agreed] = {}
         self._shares: dict[str, Shares] = {}
 
@@ -133,9 +133,8 @@ class Server:
             elif isinstance(answer, Masked):
                 self._add(answer)
             elif isinstance(answer, Agreed):
-                signed = self._agreement()
                 certificate = self._keys[name].certificate
-                self._check_signature(name, certificate, answer.signature, signed)
+                self._check_signature(name, certificate, answer.signature, self._to_sign)
                 self._agreed[name] = answer
             else:
                 self._check_shares(answer)
@@ -160,6 +159,7 @@ class Server:
         if step == "shares":
             return {name: self._inbox(name) for name in names}
         if step == "masked":
+            self._to_sign = self._agreement()
             return dict.fromkeys(names, Answered(names))
         self._asked = self.answered  # a silo that has not signed may still hand over shares
         signatures = tuple(self._agreed[name] for name in names)

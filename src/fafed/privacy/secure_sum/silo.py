@@ -413,9 +413,10 @@ class Silo:
             )
         if len(names) < here.plan.threshold:
             raise Refused(f"{len(names)} silos agree on the list, {here.plan.threshold} are needed")
+        signed = here.agreement()
         for one in signatures:
             public = self.trust.public_key(one.name, here.keys[one.name].certificate)
-            verify(one.name, public, one.signature, here.agreement(), "the list of silos")
+            verify(one.name, public, one.signature, signed, "the list of silos")
 
     def _own_masks(self, here: _Exchange) -> masks.SignedKeys:
         own = [(1, secrets.derive(here.seed, "self mask", here.digest))]
