@@ -23,7 +23,7 @@ from secure_silos import (
 from fafed.errors import ConfigError, FafedError
 from fafed.privacy.encoding import Encoding
 from fafed.privacy.options import default_threshold
-from fafed.privacy.secure_sum import masks
+from fafed.privacy.secure_sum import masks, secrets
 from fafed.privacy.secure_sum.identity import Identity, Pinned
 from fafed.privacy.secure_sum.messages import Refused
 from fafed.privacy.secure_sum.server import Server, TooFew
@@ -208,12 +208,21 @@ def test_a_wrong_share_of_a_key_is_found():
 
     def wrong(own, request):
         found = unmask(own, request)
-        (share,) = found.mask_keys
-        return found._replace(mask_keys=(share._replace(content=bytes(32)),))
+        (share,) = found.mask_seeds
+        return found._replace(mask_seeds=(share._replace(content=bytes(16)),))
 
     members["site-000"].unmask = lambda request: wrong(members["site-000"], request)
     with pytest.raises(FafedError, match="the shares of site-003 do not give its key"):
         exchange(members, server, data, drop={"masked": ["site-003"]})
+
+
+def test_shares_below_the_threshold_say_nothing():
+    seed = bytes(range(16))
+    shares = secrets.split(seed, 3, 5)
+    for some in itertools.combinations(shares, 3):
+        assert secrets.combine({i: shares[i] for i in some}) == seed
+    for some in itertools.combinations(shares, 2):
+        assert secrets.combine({i: shares[i] for i in some}) != seed
 
 
 def test_masks_a_stretch_at_a_time(monkeypatch):
@@ -247,9 +256,10 @@ def test_a_ledger_survives_a_restart(tmp_path):
 
 @pytest.mark.slow
 def test_a_hundred_silos_in_one_process():
+    """With a threshold of 20, because splitting secrets takes most of the time."""
     data = vectors(100, 1000)
     gone = {"masked": names(100)[10:20], "unmask": names(100)[50:60]}
-    server = make_server(100, (600, 400))
-    found = exchange(silos(100), server, data, drop=gone)
+    server = make_server(100, (600, 400), threshold=20)
+    found = exchange(silos(100, threshold=20), server, data, drop=gone)
     assert len(found.names) == 90
     assert np.array_equal(found.total, due(data, list(found.names)))

@@ -14,4 +14,4 @@ The protocol is that of Bonawitz et al. (CCS 2017), with signatures. An exchange
 
 from fafed.core.extras import require
 
-require("secure aggregation", "privacy", "cryptography")
+require("secure aggregation", "privacy", "cryptography", "Crypto")

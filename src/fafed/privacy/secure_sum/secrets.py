@@ -1,7 +1,10 @@
-"""Secrets of one exchange: agreed by two silos, encrypted for one."""
+"""Secrets of one exchange: agreed by two silos, split among many, encrypted for one."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from Crypto.Protocol.SecretSharing import Shamir
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -26,6 +29,24 @@ def agreed(own: X25519PrivateKey, other: bytes, name: str) -> bytes:
         return own.exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError:  # a point of small order gives a secret that everyone knows
         raise Refused(f"{name} has sent a public key that cannot be used") from None
+
+
+# Shares.
+
+
+def private_key(seed: bytes, plan: bytes) -> X25519PrivateKey:
+    """The key of the pair masks, from a seed that is short enough for one set of shares."""
+    return X25519PrivateKey.from_private_bytes(derive(seed, "mask key", plan))
+
+
+def split(seed: bytes, threshold: int, count: int) -> dict[int, bytes]:
+    """Shares of a seed, by the silos' points 1 to `count`. `threshold` of them give it back."""
+    return dict(Shamir.split(threshold, count, seed, False))
+
+
+def combine(shares: Mapping[int, bytes]) -> bytes:
+    """The seed, from as many shares as the threshold, by their points."""
+    return Shamir.combine(list(shares.items()), False)
 
 
 # Boxes. Both sides derive the key from the secret of their pair, in one direction each.

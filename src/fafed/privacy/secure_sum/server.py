@@ -13,12 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fafed.errors import FafedError
 from fafed.privacy.options import LEAST_SILOS, default_threshold
 from fafed.privacy.refusal import Refused
-from fafed.privacy.secure_sum import masks, secrets, shamir
+from fafed.privacy.secure_sum import masks, secrets
 from fafed.privacy.secure_sum.identity import Trust, verify
 from fafed.privacy.secure_sum.messages import (
     Agreed,
@@ -31,6 +30,7 @@ from fafed.privacy.secure_sum.messages import (
     Keys,
     Masked,
     Plan,
+    Share,
     Shares,
     Unmask,
 )
@@ -202,17 +202,17 @@ class Server:
             verify(name, public, signature, data, f"step {self.step}")
 
     def _check_shares(self, answer: Shares) -> None:
-        for own, wanted in ((answer.seeds, self.answered), (answer.mask_keys, self.dropped)):
+        for own, wanted in ((answer.seeds, self.answered), (answer.mask_seeds, self.dropped)):
             if tuple(share.name for share in own) != wanted:
                 raise Refused(f"{answer.name} has not handed over the shares that were asked for")
 
     # Removing the masks.
 
     def _unmasked(self) -> Sum:
-        seeds, private_keys = self._combined()
+        seeds = {name: self._combined(name, "seeds") for name in self.answered}
         found = [(-1, secrets.derive(seed, "self mask", self.digest)) for seed in seeds.values()]
-        for gone, key in private_keys.items():
-            private = X25519PrivateKey.from_private_bytes(key)
+        for gone in self.dropped:
+            private = secrets.private_key(self._combined(gone, "mask_seeds"), self.digest)
             if private.public_key().public_bytes_raw() != self._keys[gone].mask_key:
                 raise FafedError(
                     f"the shares of {gone} do not give its key: a silo has handed over a wrong one"
@@ -224,13 +224,11 @@ class Server:
         masks.apply(self.total, self.lengths, found)
         return Sum(self.total, self.answered)
 
-    def _combined(self) -> tuple[dict[str, bytes], dict[str, bytes]]:
-        """The seeds of the self masks, and the private keys of the silos that have dropped out."""
-        givers = sorted(self._shares)[: self.plan.threshold]
-        given = [self._shares[giver] for giver in givers]
-        rows = [[share.content for share in (*own.seeds, *own.mask_keys)] for own in given]
-        places = map(self.plan.point, givers)
-        found = shamir.combine(dict(zip(places, rows, strict=True)))
-        n = len(self.answered)
-        seeds = dict(zip(self.answered, found[:n], strict=True))
-        return seeds, dict(zip(self.dropped, found[n:], strict=True))
+    def _combined(self, name: str, kind: str) -> bytes:
+        """The seed of a silo, from the shares that others have handed over."""
+        found = {}
+        for giver in sorted(self._shares)[: self.plan.threshold]:
+            given: Sequence[Share] = getattr(self._shares[giver], kind)
+            (content,) = (share.content for share in given if share.name == name)
+            found[self.plan.point(giver)] = content
+        return secrets.combine(found)

@@ -20,9 +20,10 @@ from fafed import files
 from fafed.errors import ConfigError, FafedError
 from fafed.privacy.options import LEAST_SILOS, default_threshold
 from fafed.privacy.refusal import Over, Refused
-from fafed.privacy.secure_sum import masks, secrets, shamir
+from fafed.privacy.secure_sum import masks, secrets
 from fafed.privacy.secure_sum.identity import Identity, Trust, verify
 from fafed.privacy.secure_sum.messages import (
+    SEED,
     Agreed,
     Answered,
     Box,
@@ -139,16 +140,19 @@ class _Exchange:
     plan: Plan
     digest: bytes
     box_key: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
-    mask_key: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
-    seed: bytes = field(default_factory=lambda: os.urandom(32))
+    mask_seed: bytes = field(default_factory=lambda: os.urandom(SEED))
+    seed: bytes = field(default_factory=lambda: os.urandom(SEED))
     own: Keys | None = None
     keys: dict[str, Keys] = field(default_factory=dict)  # of all silos with keys
     listed: bytes = b""  # the digest of the list of keys
     kept: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)  # shares of the others
     sharing: tuple[str, ...] = ()  # silos whose shares have arrived
     answered: tuple[str, ...] | None = None
-
     box_secrets: dict[str, bytes] = field(default_factory=dict)
+    mask_key: X25519PrivateKey = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.mask_key = secrets.private_key(self.mask_seed, self.digest)
 
     def box_secret(self, other: str) -> bytes:
         """The secret of the boxes to and from another silo. It is agreed once for both."""
@@ -226,16 +230,18 @@ class Silo:
             here.keys = {one.name: one for one in listed.keys}
             here.listed = listed.digest()
             self._check_keys(here, listed)
-            own = here.seed, here.mask_key.private_bytes_raw()
-            points = [here.plan.point(name) for name in here.keys]
-            shares = shamir.split(own, here.plan.threshold, points)
+            plan = here.plan
+            count = len(plan.names)
+            seeds = secrets.split(here.seed, plan.threshold, count)
+            mask_seeds = secrets.split(here.mask_seed, plan.threshold, count)
             boxes = []
-            for other, (seed, mask_key) in zip(here.keys, shares, strict=True):
+            for other in here.keys:
+                shares = seeds[plan.point(other)], mask_seeds[plan.point(other)]
                 if other == self.name:
-                    here.kept[other] = seed, mask_key
+                    here.kept[other] = shares
                     continue
                 secret = here.box_secret(other)
-                sealed = secrets.seal(secret, here.digest, self.name, other, seed + mask_key)
+                sealed = secrets.seal(secret, here.digest, self.name, other, b"".join(shares))
                 boxes.append(Box(other, sealed))
             self._next = "masked"
             return Boxes(self.name, tuple(boxes))
@@ -270,8 +276,8 @@ class Silo:
             self._check_signatures(here, request.signatures)
             self.ledger.hand_over(here.plan.context)
             seeds = (Share(name, here.kept[name][0]) for name in request.answered)
-            mask_keys = (Share(name, here.kept[name][1]) for name in request.dropped)
-            found = Shares(self.name, tuple(seeds), tuple(mask_keys))
+            mask_seeds = (Share(name, here.kept[name][1]) for name in request.dropped)
+            found = Shares(self.name, tuple(seeds), tuple(mask_seeds))
             self.forget("this silo has handed over its shares, and has forgotten the rest")
             return found
 
@@ -292,7 +298,7 @@ class Silo:
                 self._next,
                 write(here.plan),
                 here.box_key.private_bytes_raw(),
-                here.mask_key.private_bytes_raw(),
+                here.mask_seed,
                 here.seed,
                 write(here.own),
                 listed,
@@ -308,14 +314,12 @@ class Silo:
         held = read(Held, data)
         plan = read(Plan, held.plan)
         private = X25519PrivateKey.from_private_bytes
-        here = _Exchange(
-            plan, plan.digest(), private(held.box_key), private(held.mask_key), held.seed
-        )
+        here = _Exchange(plan, plan.digest(), private(held.box_key), held.mask_seed, held.seed)
         here.own = read(Keys, held.own)
         if held.listed:
             listed = read(KeyList, held.listed)
             here.keys, here.listed = {one.name: one for one in listed.keys}, listed.digest()
-        pairs = zip(held.seeds, held.mask_keys, strict=True)
+        pairs = zip(held.seeds, held.mask_seeds, strict=True)
         here.kept = {seed.name: (seed.content, key.content) for seed, key in pairs}
         here.sharing, here.answered = held.sharing, held.answered or None
         self._exchange, self._next = here, held.next
@@ -387,9 +391,9 @@ class Silo:
         for box in inbox.boxes:
             secret = here.box_secret(box.name)
             content = secrets.unseal(secret, here.digest, box.name, self.name, box.content)
-            if len(content) != 64:
-                raise Refused(f"the shares of {box.name} have {len(content)} bytes, not 64")
-            here.kept[box.name] = content[:32], content[32:]
+            if len(content) != 2 * SEED:
+                raise Refused(f"the shares of {box.name} have {len(content)} bytes, not {2 * SEED}")
+            here.kept[box.name] = content[:SEED], content[SEED:]
 
     def _check_answered(self, here: _Exchange, names: Sequence[str]) -> None:
         self._check_list("masked messages", names, here.sharing, here.plan.threshold)
