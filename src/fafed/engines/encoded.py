@@ -109,14 +109,20 @@ class EncodedMean(AnsweredMean):
             sizes = torch.tensor([[largest[name][row]] for row in good], device=device)
             how.add(total[-1:], sizes.double(), ones, exponent, keys)
 
-    def start(self, sent: Sent) -> None:
-        """The sum of no answers. `sent` has the shape of one client's answer."""
+    def start(self, sent: Sent, vector: Tensor | None = None) -> None:
+        """The sum of no answers. `sent` has the shape of one client's answer. `vector` is zero, and
+        has room for all leaves."""
         self.like = tree.map(torch.empty_like, sent)
         self.exponents = self.encoder.exponents((sent[0], self.buffers))
-        sizes = [leaf.numel() for leaf in tree.leaves(sent)] + [1, 1, 5]
+        lengths = self.lengths(sent)
         device = tree.leaves(sent)[0].device if tree.leaves(sent) else None
-        vectors = [torch.zeros(n + 1, dtype=torch.int64, device=device) for n in sizes]
-        self.total = tuple(vectors)  # type: ignore[assignment]
+        if vector is None:
+            vector = torch.zeros(sum(lengths), dtype=torch.int64, device=device)
+        self.total = torch.split(vector, lengths)  # type: ignore[assignment]
+
+    def lengths(self, sent: Sent) -> list[int]:
+        """Of the leaves of the sum. Each has the largest value at its end."""
+        return [leaf.numel() + 1 for leaf in tree.leaves(sent)] + [2, 2, 6]
 
     def merge(self, other: Mean[Sent]) -> None:
         assert isinstance(other, EncodedMean)

@@ -28,7 +28,7 @@ from torch import Tensor
 from fafed.core import randomness
 from fafed.errors import ConfigError, FafedError
 
-STRETCH = 2**20  # numbers that are encoded at a time; more would not fit into the cache
+STRETCH = 2**16  # numbers that are encoded at a time; their float64 copy stays in the cache
 FRACTION = {64: 44, 32: 20}  # bits -> the bits of a number up to its bound
 SILOS = {64: 2**16, 32: 2**10}  # bits -> the most summands. Their sum stays below 2^(bits - 2)
 LEAST = -256  # the smallest exponent of a bound: its unit is still a normal number
@@ -104,7 +104,8 @@ class Encoding:
     def add(
         self, total: Tensor, rows: Tensor, weights: Tensor, exponent: int, keys: Tensor
     ) -> None:
-        """Add the integers of some clients' leaf, one client per row, to an int64 vector.
+        """Add the integers of some clients' leaf, one client per row, to a vector of int64, or of
+        int32 modulo 2^32.
 
         Weights are at most 1. `keys`, one for each client, decide the stochastic rounding with 32
         bits. They are a function of (seed, client, round). With 64 bits numbers are rounded to the
@@ -114,20 +115,26 @@ class Encoding:
         width = max(1, STRETCH // max(1, len(rows)))
         for start in range(0, rows.shape[1], width):
             part = rows[:, start : start + width].to(torch.float64)
-            scaled = part * weights[:, None] * scale  # scale is a power of two: exact
+            scaled = (part * weights[:, None]).mul_(scale)  # scale is a power of two: exact
             if self.bits == 64:
                 whole = scaled.round_()
             else:
                 places = torch.arange(start, start + part.shape[1], device=rows.device)
                 whole = scaled.add_(randomness.uniform_at(keys[:, None], places)).floor_()
-            total[start : start + width] += whole.to(torch.int64).sum(0)
+            integers = whole.to(torch.int64)
+            summed = integers[0] if len(rows) == 1 else integers.sum(0)
+            total[start : start + width] += summed.to(total)  # its type and its device
 
     def decode(self, total: Tensor, exponent: int, weight: float, like: Tensor) -> Tensor:
         """The mean from the sum of the integers, in the shape and type of `like`. `weight` is the
         sum of the clients' weights."""
-        mean = self.signed(total).to(torch.float64) * self.unit(exponent) / weight
-        mean = mean if like.is_floating_point() else mean.round()
-        return mean.to(like.dtype).view(like.shape)
+        found = torch.empty(like.shape, dtype=like.dtype, device=total.device)
+        for integers, part in zip(
+            torch.split(total, STRETCH), torch.split(found.view(-1), STRETCH), strict=True
+        ):
+            mean = self.signed(integers).to(torch.float64).mul_(self.unit(exponent)).div_(weight)
+            part.copy_(mean if like.is_floating_point() else mean.round_())
+        return found
 
     def signed(self, total: Tensor) -> Tensor:
         """The sum, which is known modulo 2^bits, as a signed number. int64 already is one."""

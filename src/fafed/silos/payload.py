@@ -44,11 +44,14 @@ class Chain:
 
     def __getitem__(self, wanted: slice) -> bytes:
         begin, end, _ = wanted.indices(len(self))
-        found = []
+        return b"".join(self.between(begin, end))
+
+    def between(self, begin: int, end: int) -> Iterator[memoryview]:
+        """The bytes from `begin` to `end`, in pieces."""
         for part in self.parts:
-            found.append(part[max(begin, 0) : max(end, 0)])
+            if piece := part[max(begin, 0) : max(end, 0)]:
+                yield piece
             begin, end = begin - len(part), end - len(part)
-        return b"".join(found)
 
 
 Body = bytes | bytearray | mmap.mmap | Chain
@@ -114,8 +117,11 @@ def tensor(body: Body, dtype: torch.dtype, shape: Sequence[int], at: int) -> Ten
         return torch.frombuffer(body, dtype=dtype, count=math.prod(shape), offset=at).reshape(shape)
     leaf = torch.empty(tuple(shape), dtype=dtype)
     if size:
-        raw = bytearray(body[at : at + size])
-        flat_bytes(leaf).copy_(torch.frombuffer(raw, dtype=torch.uint8))
+        filled, target = 0, flat_bytes(leaf).numpy().data
+        chain = body if isinstance(body, Chain) else Chain([memoryview(body)])
+        for piece in chain.between(at, at + size):
+            target[filled : filled + len(piece)] = piece
+            filled += len(piece)
     return leaf
 
 
@@ -125,6 +131,12 @@ def empty(folder: Path, like: Tensor) -> Tensor:
     if size <= LARGE:
         return torch.empty(like.shape, dtype=like.dtype)
     return tensor(room(folder, size), like.dtype, like.shape, 0)
+
+
+def zeros(folder: Path, count: int, dtype: torch.dtype) -> Tensor:
+    """Zeros, on disk if there are many."""
+    size = count * dtype.itemsize
+    return tensor(room(folder, size), dtype, (count,), 0)
 
 
 def pieces(body: Body) -> Iterator[memoryview]:

@@ -444,7 +444,7 @@ def check_late_message_stays_hidden():
                 answers[name] = found
         requests = server.receive(answers)
     # the server removes the pair masks with the key that it has reconstructed
-    private = silo.X25519PrivateKey.from_private_bytes(server._combined(late, "mask_keys"))
+    private = secrets.private_key(server._combined(late, "mask_seeds"), server.digest)
     removed = []
     for name in server.answered:
         secret = secrets.agreed(private, server._keys[name].mask_key, name)

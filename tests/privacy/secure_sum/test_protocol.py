@@ -208,8 +208,8 @@ def test_a_wrong_share_of_a_key_is_found():
 
     def wrong(own, request):
         found = unmask(own, request)
-        (share,) = found.mask_keys
-        return found._replace(mask_keys=(share._replace(content=bytes(32)),))
+        (share,) = found.mask_seeds
+        return found._replace(mask_seeds=(share._replace(content=bytes(16)),))
 
     members["site-000"].unmask = lambda request: wrong(members["site-000"], request)
     with pytest.raises(FafedError, match="the shares of site-003 do not give its key"):
@@ -217,12 +217,12 @@ def test_a_wrong_share_of_a_key_is_found():
 
 
 def test_shares_below_the_threshold_say_nothing():
-    secret = bytes(range(32))
-    shares = dict(enumerate(secrets.split(secret, 3, 5)))
+    seed = bytes(range(16))
+    shares = secrets.split(seed, 3, 5)
     for some in itertools.combinations(shares, 3):
-        assert secrets.combine({i: shares[i] for i in some}) == secret
+        assert secrets.combine({i: shares[i] for i in some}) == seed
     for some in itertools.combinations(shares, 2):
-        assert secrets.combine({i: shares[i] for i in some}) != secret
+        assert secrets.combine({i: shares[i] for i in some}) != seed
 
 
 def test_masks_a_stretch_at_a_time(monkeypatch):

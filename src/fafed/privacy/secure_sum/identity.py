@@ -108,11 +108,11 @@ class ProjectCA(Trust):
             self.root = x509.load_pem_x509_certificate(certificate)
         except ValueError as cause:
             raise ConfigError(f"the project's root certificate cannot be read: {cause}") from None
+        self._issued: dict[bytes, x509.Certificate] = {}  # certificates with a right signature
 
     def public_key(self, name: str, certificate: bytes) -> PublicKey:
         try:
-            found = x509.load_der_x509_certificate(certificate)
-            found.verify_directly_issued_by(self.root)
+            found = self._certificate(certificate)
         except (ValueError, TypeError, InvalidSignature):
             raise Refused(f"{name} has no certificate of this project's authority") from None
         now = datetime.now(UTC)
@@ -132,6 +132,14 @@ class ProjectCA(Trust):
         if not isinstance(key, PUBLIC):
             raise Refused(f"{name} has a {type(key).__name__}: use RSA, ECDSA or Ed25519")
         return key
+
+    def _certificate(self, data: bytes) -> x509.Certificate:
+        """It is the same in every round: the authority's signature on it is checked once."""
+        if data not in self._issued:
+            found = x509.load_der_x509_certificate(data)
+            found.verify_directly_issued_by(self.root)
+            self._issued[data] = found
+        return self._issued[data]
 
 
 def verify(name: str, key: PublicKey, signature: bytes, data: bytes, what: str) -> None:

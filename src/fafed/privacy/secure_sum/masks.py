@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 Ring: TypeAlias = "NDArray[np.uint64] | NDArray[np.uint32]"
 DTYPES: dict[int, np.dtype[Any]] = {64: np.dtype("<u8"), 32: np.dtype("<u4")}
-STRETCH = 2**17  # numbers: a stretch of the message stays in the cache for all of its masks
+STRETCH = 2**14  # numbers: a stretch of the message stays in the cache for all of its masks
 
 SignedKeys = Sequence[tuple[int, bytes]]  # +1 or -1, and the key of a mask
 

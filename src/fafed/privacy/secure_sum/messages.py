@@ -20,6 +20,7 @@ NAME_BYTES = 200
 CERTIFICATE_BYTES = 2**14
 SIGNATURE_BYTES = 2**11
 BOX_BYTES = 2**10
+SEED = 16  # bytes: what the library of the shares splits at once, and as strong as X25519
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
 
 Message = TypeVar("Message")
@@ -45,6 +46,10 @@ class Plan(NamedTuple):
 
     def digest(self) -> bytes:
         return digest("plan", write(self))
+
+    def point(self, name: str) -> int:
+        """Where this silo's shares are: the values of the polynomials at this point."""
+        return self.names.index(name) + 1
 
 
 class Keys(NamedTuple):
@@ -127,7 +132,7 @@ class Shares(NamedTuple):
 
     name: str
     seeds: tuple[Share, ...]  # of the self masks of silos that have answered
-    mask_keys: tuple[Share, ...]  # of the pair masks of silos that have not
+    mask_seeds: tuple[Share, ...]  # of the pair masks of silos that have not
 
 
 class Held(NamedTuple):
@@ -136,13 +141,13 @@ class Held(NamedTuple):
 
     next: str  # step
     plan: bytes
-    box_key: bytes  # private, like the next one
-    mask_key: bytes
+    box_key: bytes
+    mask_seed: bytes
     seed: bytes
     own: bytes
     listed: bytes  # empty before step 1
     seeds: tuple[Share, ...]
-    mask_keys: tuple[Share, ...]
+    mask_seeds: tuple[Share, ...]
     sharing: tuple[str, ...]
     answered: tuple[str, ...]  # empty before step 3
 
@@ -254,10 +259,10 @@ def checked_name(name: str) -> str:
 
 
 _CONTEXT = _record(Context, _text(), _number(), _number(), _number())
-_KEY = _bytes(32, 32)
+_KEY, _SEED = _bytes(32, 32), _bytes(SEED, SEED)
 _KEYS = _record(Keys, _name(), _KEY, _KEY, _bytes(CERTIFICATE_BYTES), _bytes(SIGNATURE_BYTES))
 _BOX = _record(Box, _name(), _bytes(BOX_BYTES))
-_SHARE = _record(Share, _name(), _KEY)
+_SHARE = _record(Share, _name(), _SEED)
 _AGREED = _record(Agreed, _name(), _bytes(SIGNATURE_BYTES))
 _FORMS: dict[type[Any], Field] = {
     Plan: _record(Plan, _CONTEXT, _list(_name()), _number(MOST_SILOS), _bytes(64)),
@@ -272,7 +277,7 @@ _FORMS: dict[type[Any], Field] = {
     Shares: _record(Shares, _name(), _list(_SHARE), _list(_SHARE)),
     Held: _record(
         Held,
-        *(_text(), _bytes(2**30), _KEY, _KEY, _KEY, _bytes(2**20), _bytes(2**30)),
+        *(_text(), _bytes(2**30), _KEY, _SEED, _SEED, _bytes(2**20), _bytes(2**30)),
         *(_list(_SHARE), _list(_SHARE), _list(_name()), _list(_name())),
     ),
 }

@@ -14,7 +14,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from fafed.privacy.refusal import Refused
 from fafed.privacy.secure_sum.messages import digest
 
-HALF = 16  # bytes: the library splits secrets of this size, so ours are split in two halves
 ONCE = bytes(12)  # a key of a box encrypts one box, so its nonce may be constant
 
 
@@ -35,19 +34,19 @@ def agreed(own: X25519PrivateKey, other: bytes, name: str) -> bytes:
 # Shares.
 
 
-def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
-    """Shares of a secret of 32 bytes for `count` silos. `threshold` of them give it back."""
-    halves = [
-        Shamir.split(threshold, count, half, False) for half in (secret[:HALF], secret[HALF:])
-    ]
-    return [first + second for (_, first), (_, second) in zip(*halves, strict=True)]
+def private_key(seed: bytes, plan: bytes) -> X25519PrivateKey:
+    """The key of the pair masks, from a seed that is short enough for one set of shares."""
+    return X25519PrivateKey.from_private_bytes(derive(seed, "mask key", plan))
+
+
+def split(seed: bytes, threshold: int, count: int) -> dict[int, bytes]:
+    """Shares of a seed, by the silos' points 1 to `count`. `threshold` of them give it back."""
+    return dict(Shamir.split(threshold, count, seed, False))
 
 
 def combine(shares: Mapping[int, bytes]) -> bytes:
-    """The secret, from as many shares as the threshold. Keys are the silos' places, from 0."""
-    ends = (slice(HALF), slice(HALF, None))
-    halves = ([(place + 1, share[end]) for place, share in shares.items()] for end in ends)
-    return b"".join(Shamir.combine(half, False) for half in halves)
+    """The seed, from as many shares as the threshold, by their points."""
+    return Shamir.combine(list(shares.items()), False)
 
 
 # Boxes. Both sides derive the key from the secret of their pair, in one direction each.

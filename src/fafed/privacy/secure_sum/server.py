@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fafed.errors import FafedError
 from fafed.privacy.options import LEAST_SILOS, default_threshold
@@ -93,6 +92,7 @@ class Server:
         self._keys: dict[str, Keys] = {}
         self._boxes: dict[str, dict[str, Box]] = {}
         self._masked: list[str] = []
+        self._to_sign = b""  # in step agree
         self._agreed: dict[str, Agreed] = {}
         self._shares: dict[str, Shares] = {}
 
@@ -133,9 +133,8 @@ class Server:
             elif isinstance(answer, Masked):
                 self._add(answer)
             elif isinstance(answer, Agreed):
-                signed = self._agreement()
                 certificate = self._keys[name].certificate
-                self._check_signature(name, certificate, answer.signature, signed)
+                self._check_signature(name, certificate, answer.signature, self._to_sign)
                 self._agreed[name] = answer
             else:
                 self._check_shares(answer)
@@ -160,6 +159,7 @@ class Server:
         if step == "shares":
             return {name: self._inbox(name) for name in names}
         if step == "masked":
+            self._to_sign = self._agreement()
             return dict.fromkeys(names, Answered(names))
         self._asked = self.answered  # a silo that has not signed may still hand over shares
         signatures = tuple(self._agreed[name] for name in names)
@@ -202,7 +202,7 @@ class Server:
             verify(name, public, signature, data, f"step {self.step}")
 
     def _check_shares(self, answer: Shares) -> None:
-        for own, wanted in ((answer.seeds, self.answered), (answer.mask_keys, self.dropped)):
+        for own, wanted in ((answer.seeds, self.answered), (answer.mask_seeds, self.dropped)):
             if tuple(share.name for share in own) != wanted:
                 raise Refused(f"{answer.name} has not handed over the shares that were asked for")
 
@@ -212,7 +212,7 @@ class Server:
         seeds = {name: self._combined(name, "seeds") for name in self.answered}
         found = [(-1, secrets.derive(seed, "self mask", self.digest)) for seed in seeds.values()]
         for gone in self.dropped:
-            private = X25519PrivateKey.from_private_bytes(self._combined(gone, "mask_keys"))
+            private = secrets.private_key(self._combined(gone, "mask_seeds"), self.digest)
             if private.public_key().public_bytes_raw() != self._keys[gone].mask_key:
                 raise FafedError(
                     f"the shares of {gone} do not give its key: a silo has handed over a wrong one"
@@ -225,9 +225,10 @@ class Server:
         return Sum(self.total, self.answered)
 
     def _combined(self, name: str, kind: str) -> bytes:
-        shares = {}
+        """The seed of a silo, from the shares that others have handed over."""
+        found = {}
         for giver in sorted(self._shares)[: self.plan.threshold]:
             given: Sequence[Share] = getattr(self._shares[giver], kind)
-            place = self.plan.names.index(giver)
-            shares[place] = next(share.content for share in given if share.name == name)
-        return secrets.combine(shares)
+            (content,) = (share.content for share in given if share.name == name)
+            found[self.plan.point(giver)] = content
+        return secrets.combine(found)

@@ -23,6 +23,7 @@ from fafed.privacy.refusal import Over, Refused
 from fafed.privacy.secure_sum import masks, secrets
 from fafed.privacy.secure_sum.identity import Identity, Trust, verify
 from fafed.privacy.secure_sum.messages import (
+    SEED,
     Agreed,
     Answered,
     Box,
@@ -139,20 +140,26 @@ class _Exchange:
     plan: Plan
     digest: bytes
     box_key: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
-    mask_key: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
-    seed: bytes = field(default_factory=lambda: os.urandom(32))
+    mask_seed: bytes = field(default_factory=lambda: os.urandom(SEED))
+    seed: bytes = field(default_factory=lambda: os.urandom(SEED))
     own: Keys | None = None
     keys: dict[str, Keys] = field(default_factory=dict)  # of all silos with keys
     listed: bytes = b""  # the digest of the list of keys
     kept: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)  # shares of the others
     sharing: tuple[str, ...] = ()  # silos whose shares have arrived
     answered: tuple[str, ...] | None = None
+    box_secrets: dict[str, bytes] = field(default_factory=dict)
+    mask_key: X25519PrivateKey = field(init=False)
 
-    def place(self, name: str) -> int:
-        return self.plan.names.index(name)
+    def __post_init__(self) -> None:
+        self.mask_key = secrets.private_key(self.mask_seed, self.digest)
 
-    def pair(self, own: X25519PrivateKey, other: str, what: str) -> bytes:
-        return secrets.agreed(own, getattr(self.keys[other], what), other)
+    def box_secret(self, other: str) -> bytes:
+        """The secret of the boxes to and from another silo. It is agreed once for both."""
+        if other not in self.box_secrets:
+            their = self.keys[other].box_key
+            self.box_secrets[other] = secrets.agreed(self.box_key, their, other)
+        return self.box_secrets[other]
 
     def agreement(self) -> bytes:
         """What silos sign in step 3."""
@@ -226,16 +233,15 @@ class Silo:
             plan = here.plan
             count = len(plan.names)
             seeds = secrets.split(here.seed, plan.threshold, count)
-            private = secrets.split(here.mask_key.private_bytes_raw(), plan.threshold, count)
+            mask_seeds = secrets.split(here.mask_seed, plan.threshold, count)
             boxes = []
             for other in here.keys:
-                pair_of_shares = seeds[here.place(other)], private[here.place(other)]
+                shares = seeds[plan.point(other)], mask_seeds[plan.point(other)]
                 if other == self.name:
-                    here.kept[other] = pair_of_shares
+                    here.kept[other] = shares
                     continue
-                secret = here.pair(here.box_key, other, "box_key")
-                content = b"".join(pair_of_shares)
-                sealed = secrets.seal(secret, here.digest, self.name, other, content)
+                secret = here.box_secret(other)
+                sealed = secrets.seal(secret, here.digest, self.name, other, b"".join(shares))
                 boxes.append(Box(other, sealed))
             self._next = "masked"
             return Boxes(self.name, tuple(boxes))
@@ -270,8 +276,8 @@ class Silo:
             self._check_signatures(here, request.signatures)
             self.ledger.hand_over(here.plan.context)
             seeds = (Share(name, here.kept[name][0]) for name in request.answered)
-            mask_keys = (Share(name, here.kept[name][1]) for name in request.dropped)
-            found = Shares(self.name, tuple(seeds), tuple(mask_keys))
+            mask_seeds = (Share(name, here.kept[name][1]) for name in request.dropped)
+            found = Shares(self.name, tuple(seeds), tuple(mask_seeds))
             self.forget("this silo has handed over its shares, and has forgotten the rest")
             return found
 
@@ -292,7 +298,7 @@ class Silo:
                 self._next,
                 write(here.plan),
                 here.box_key.private_bytes_raw(),
-                here.mask_key.private_bytes_raw(),
+                here.mask_seed,
                 here.seed,
                 write(here.own),
                 listed,
@@ -308,14 +314,12 @@ class Silo:
         held = read(Held, data)
         plan = read(Plan, held.plan)
         private = X25519PrivateKey.from_private_bytes
-        here = _Exchange(
-            plan, plan.digest(), private(held.box_key), private(held.mask_key), held.seed
-        )
+        here = _Exchange(plan, plan.digest(), private(held.box_key), held.mask_seed, held.seed)
         here.own = read(Keys, held.own)
         if held.listed:
             listed = read(KeyList, held.listed)
             here.keys, here.listed = {one.name: one for one in listed.keys}, listed.digest()
-        pairs = zip(held.seeds, held.mask_keys, strict=True)
+        pairs = zip(held.seeds, held.mask_seeds, strict=True)
         here.kept = {seed.name: (seed.content, key.content) for seed, key in pairs}
         here.sharing, here.answered = held.sharing, held.answered or None
         self._exchange, self._next = here, held.next
@@ -385,11 +389,11 @@ class Silo:
             raise Refused("shares of one silo have come twice")
         self._check_list("shares", here.sharing, list(here.keys), here.plan.threshold)
         for box in inbox.boxes:
-            secret = here.pair(here.box_key, box.name, "box_key")
+            secret = here.box_secret(box.name)
             content = secrets.unseal(secret, here.digest, box.name, self.name, box.content)
-            if len(content) != 64:
-                raise Refused(f"the shares of {box.name} have {len(content)} bytes, not 64")
-            here.kept[box.name] = content[:32], content[32:]
+            if len(content) != 2 * SEED:
+                raise Refused(f"the shares of {box.name} have {len(content)} bytes, not {2 * SEED}")
+            here.kept[box.name] = content[:SEED], content[SEED:]
 
     def _check_answered(self, here: _Exchange, names: Sequence[str]) -> None:
         self._check_list("masked messages", names, here.sharing, here.plan.threshold)
@@ -413,15 +417,16 @@ class Silo:
             )
         if len(names) < here.plan.threshold:
             raise Refused(f"{len(names)} silos agree on the list, {here.plan.threshold} are needed")
+        signed = here.agreement()
         for one in signatures:
             public = self.trust.public_key(one.name, here.keys[one.name].certificate)
-            verify(one.name, public, one.signature, here.agreement(), "the list of silos")
+            verify(one.name, public, one.signature, signed, "the list of silos")
 
     def _own_masks(self, here: _Exchange) -> masks.SignedKeys:
         own = [(1, secrets.derive(here.seed, "self mask", here.digest))]
         for other in here.sharing:
             if other != self.name:
-                secret = here.pair(here.mask_key, other, "mask_key")
+                secret = secrets.agreed(here.mask_key, here.keys[other].mask_key, other)
                 sign = 1 if self.name < other else -1
                 own.append((sign, secrets.derive(secret, "pair mask", here.digest)))
         return own

@@ -19,6 +19,7 @@ from fafed.privacy.secure_sum import messages as wire
 from fafed.privacy.secure_sum.identity import Identity, Pinned, ProjectCA, Trust
 from fafed.privacy.secure_sum.masks import DTYPES
 from fafed.privacy.secure_sum.silo import Ledger, Silo
+from fafed.silos import payload
 from fafed.silos.limits import Refusal
 from fafed.silos.messages import ExchangeId, Facts, Refused
 from fafed.silos.site import Kit, Site
@@ -62,6 +63,7 @@ class SecureSums:
         trust.public_key(name, identity.certificate)  # a wrong one is found now, not in round 1
         ledger = Ledger(site.folder / "secure-sums.json")
         least = site.limits.min_silos_in_sum
+        self.folder = site.folder
         self.silo = Silo(identity, trust, members, least=least, ledger=ledger)
         self.place: ExchangeId | None = None
         self.task = b""
@@ -107,23 +109,18 @@ class SecureSums:
         """The silo's answer, encoded and masked. `buffers` are those that the server sent."""
         sent = done.message, done.buffers
         mean = EncodedMean(encoder, buffers)
-        mean.start(sent)
-        lengths = [len(total) for total in tree.leaves(mean.total)]
-        vector = torch.zeros(sum(lengths), dtype=torch.int64, device=done.loss.device)
-        mean.total = torch.split(vector, lengths)  # type: ignore[assignment]
+        lengths, bits = mean.lengths(sent), encoder.encoding.bits
+        vector = payload.zeros(self.folder, sum(lengths), INTEGERS[bits])
+        mean.start(sent, vector)
         one = tree.map(lambda leaf: leaf[None], sent)
         own = done.loss[None], done.has_loss[None], done.evaluations, done.samples
         mean.answer(Answers([client], one, *own))
         if mean.beyond:
             self.silo.forget("its numbers are beyond the bounds")
             raise BeyondBounds(sorted(mean.beyond), mean.reasons)
-        bits = encoder.encoding.bits
-        if bits == 32:
-            vector = vector.to(torch.int32)  # the lower half: modulo 2^32
-        ring = vector.cpu().numpy().view(DTYPES[bits])
         inbox = wire.read(wire.Inbox, _unpacked(facts.get("inbox")))
-        self.silo.masked(inbox, ring, lengths)
-        return torch.from_numpy(ring.view(f"<i{bits // 8}"))
+        self.silo.masked(inbox, vector.numpy().view(DTYPES[bits]), lengths)
+        return vector
 
     def _claim(self, step: str) -> None:
         if self.once:
