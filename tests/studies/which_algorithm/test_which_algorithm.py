@@ -334,12 +334,15 @@ def test_measuring_on_a_tiny_job(tmp_path, monkeypatch):
         assert len(ran) == count
         less = copy.deepcopy(found)
         less["elsewhere"]["mnist"] = {}
-        for place in (tmp_path / "runs").glob("mnist/scaffold-seed1-*"):
-            shutil.rmtree(place)
+        less["elsewhere"]["wide"] = {}
+        for part in ("mnist/scaffold-seed1-*", "wide/fedavg-seed0-*"):
+            for place in (tmp_path / "runs").glob(part):
+                shutil.rmtree(place)
         some = measurement.Runs(tmp_path / "runs", 1, collect=True)
         part = measurement.measure(some, less)["elsewhere"]
         assert "scaffold" not in part["mnist"]
-        assert {**part, "mnist": {}} == {**found["elsewhere"], "mnist": {}}
+        assert set(part["wide"]["fedavg"]) == {"default", "before"}
+        assert {**part, "mnist": {}, "wide": {}} == {**found["elsewhere"], "mnist": {}, "wide": {}}
         assert len(ran) == count
     finally:
         jobs.experiment.cache_clear()
