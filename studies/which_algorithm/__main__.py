@@ -1,4 +1,5 @@
-"""Measure every federated algorithm on one small job, and write docs/which-algorithm.md from it.
+"""Measure every federated algorithm on small jobs, and write the pages from that:
+docs/which-algorithm.md with the advice, docs/which-algorithm-numbers.md with every number.
 
     python -m studies.which_algorithm                 # measures, then renders: two hours
     python -m studies.which_algorithm --missing       # measures what results.json does not have
@@ -6,7 +7,7 @@
     python -m studies.which_algorithm --render-only   # renders results.json again
     python -m studies.which_algorithm.cifar           # the runs on CIFAR-10, one after the other
 
-The job is in configs/. Runs live below --runs (runs/which-algorithm); what is
+The jobs are in configs/. Runs live below --runs (runs/which-algorithm); what is
 finished is not run again, so the command can be stopped and started at will.
 """
 
@@ -21,8 +22,9 @@ from studies.which_algorithm import fafed_default
 from studies.which_algorithm.figure import draw
 from studies.which_algorithm.jobs import ROOT
 from studies.which_algorithm.measurement import Runs, measure
+from studies.which_algorithm.numbers_page import render_numbers
 from studies.which_algorithm.page import render
-from studies.which_algorithm.results import PAGE, PICTURE, RESULTS, Results
+from studies.which_algorithm.results import NUMBERS, PAGE, PICTURE, RESULTS, Results
 
 # In "partial" FAFED and STEM warn in every round that they restart their estimate. This hides the
 # warning. It stands at the top of the file because worker processes import it.
@@ -41,16 +43,17 @@ def main() -> None:
     options = parser.parse_args()
     if not options.render_only:
         keeps = options.missing or options.collect
-        known = json.loads(RESULTS.read_text("utf-8")) if keeps else None
+        old = json.loads(RESULTS.read_text("utf-8")) if keeps else None
         make = Runs(options.runs, options.jobs, collect=options.collect)
-        results = measure(make, known)
+        results = measure(make, old)
         if "fafed_options" not in results:
             results["fafed_options"] = fafed_default.measure(make)
-        if "fafed_as_it_comes" not in results and not make.collect:
-            results["fafed_as_it_comes"] = fafed_default.as_it_comes(make)
+        known = results.get("fafed_as_it_comes", {})
+        results["fafed_as_it_comes"] = fafed_default.as_it_comes(make, known)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
     found = Results(json.loads(RESULTS.read_text("utf-8")))
     PAGE.write_text(render(found), "utf-8")
+    NUMBERS.write_text(render_numbers(found), "utf-8")
     draw(found, PICTURE)
 
 

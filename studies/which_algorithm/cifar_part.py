@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from fafed import models
 from fafed.experiments.config import Experiment
-from fafed.report.numbers import Stat, listing
+from fafed.report.numbers import NOTHING, Stat, listing
 from studies import markdown
 from studies.which_algorithm import cifar
 from studies.which_algorithm.cifar import (
@@ -100,7 +100,7 @@ def first(found: Found, job: str) -> str:
 
 def _row(found: Found, job: str, name: str) -> list[str]:
     trials = [found.of(job, name, setting, TUNING_SEED) for setting in GRIDS[name]]
-    shown = [percent(trial["held_out"] or math.nan) if trial else NOT_YET for trial in trials]
+    shown = [percent(trial["held_out"] or math.nan) if trial else NOTHING for trial in trials]
     setting, seeds = found.chosen(job, name), found.measured(job, name)
     end = words(_end(found, job, name)) if len(seeds) > 1 else _single(seeds)
     some = f" ({len(seeds)} of {len(SEEDS)} seeds)" if 0 < len(seeds) < len(SEEDS) else ""

@@ -2,86 +2,126 @@
 
 from __future__ import annotations
 
+import math
+
 from fafed.report.numbers import NOTHING, listing
 from studies import markdown
 from studies.which_algorithm import jobs
 from studies.which_algorithm.jobs import ELSEWHERE, END, JOBS
 from studies.which_algorithm.measurement import WORTH
 from studies.which_algorithm.results import (
+    NOT_ADVISED,
     TITLES,
     Results,
     class_name,
     link,
     listed,
-    percent,
+    mark,
     points,
     written,
 )
 
 ABOUT = {
     "mnist": "MNIST, ten clients with different mixes of digits",
-    "wide": "Fashion-MNIST, another width, other clients, steps and batches",
+    "wide": "Fashion-MNIST, two groups of clients with five classes each, another network",
+    "moderate": "Fashion-MNIST, clients that differ moderately, another network",
     "scaled": "a softmax regression whose inputs differ in size by a factor of 100",
+    "characters": "a small language model: one block of a transformer guesses the next letter of "
+    "Wikipedia's text",
 }
+SHOWN = 10  # methods in the short table
 
 
 def defaults_part(r: Results) -> str:
     every = list(r.parts[JOBS[0]])
     asked = [name for name in every if r.asked_for(name)]
-    judged = [name for name in asked if _is_judged(r, name)]
+    judged = [name for name in asked if is_judged(r, name)]
     better = [name for name in judged if _gain(r, name) > 0]
-    kept = [name for name in asked if dict(jobs.default(name)) != _rules(r, name)]
-    reference = [percent(_elsewhere(r, job, "fedavg", "tuned")) for job in ELSEWHERE]
-    gap = r.untuned_gap("fafed")
+    kept = [name for name in asked if dict(jobs.default(name)) != rules(r, name)]
     text = f"""\
 ## What it costs to choose nothing
 
-Which setting is good on all jobs? One rule finds it for each method: of its four trials, take the
-one that loses least to the best of them in the worst of the three settings, on held-out data. A
-default that loses at most {100 * WORTH:g} points more than that stays.
+Which setting is good on all jobs? One rule chose the defaults, for each method: of its four trials,
+take the one that loses least to the best of them in the worst training job. An older default that
+loses at most {100 * WORTH:g} points more than that stays.
 
-The rule asks for new defaults of {len(asked)} of {len(every)} methods. We judged
-{_how_many(judged, asked)} on three jobs that the rule had not seen, with seed
+**Training jobs**, on held-out data: {listing([f"*{TITLES[part]}*" for part in JOBS])}.
+
+**Judged jobs**, which the rule had not seen, on the test set with seed
 {r.content["seeds"]["one"]}:
-{"; ".join(f"*{job}*: {about}" for job, about in ABOUT.items())}. There {len(better)} of the
-{len(judged)} new settings are better than the old defaults in the mean of the three
-({_not_better(judged, better)}). FedAvg, tuned on each of them, ends at {listing(reference)}.
 
-These settings are the defaults by now{_but(r, kept)}.
+{"".join(f"- *{job}*: {ABOUT[job]};" + chr(10) for job in r.judged)[:-2]}.
+{_not_yet(r)}
+The rule asked for new defaults of {len(asked)} of {len(every)} methods. On the judged jobs
+{len(better)} of {_how_many(judged, asked)} are better than the old ones, in the mean
+({_not_better(judged, better)}). They are the defaults by now{_but(r, kept)}.
 
-Defaults are constant rates. The table has rates that fall, as in
-`eta = {{ schedule = "linear", peak = 0.1, end = {END:g} }}`, with the default as the peak. On
-skewed data falling is better for {_falling(r)}.
+Defaults are constant rates. Let them fall if you know how long you train:
+`eta = {{ schedule = "linear", peak = ..., end = {END:g} }}` with the default as the peak. On skewed
+data falling is better for {_falling(r)}.
 
-FAFED's default, falling, ends {points(abs(gap))} {"below" if gap > 0 else "above"} tuned FedAvg in
-the worst of the three settings. On the jobs that the rule had not seen it ends {_against(r)} points
-from tuned FedAvg. As it comes, constant, it ends {_as_it_comes(r)} points from tuned FedAvg, whose
-rate falls, with one seed. {_options(r)} `FAFED.paper()` is still the paper's setting.
+The table has the {SHOWN} best defaults, which fall: how far they end from tuned FedAvg, in points,
+in the worst training job and in the worst judged job. Above 0 is better than tuned FedAvg. [All of
+them](which-algorithm-numbers.md#defaults).
 
-- *loss*: accuracy of the tuned method minus that with the rule's setting, in points, on the test
-  set, with the same seed.
-- *before*: the default before the rule. *before loses*: the same for it, on held-out data, in the
-  worst of the three.
-- *mnist*, *wide*, *scaled*: accuracy with the rule's setting. In brackets: with the default before
-  the rule.
+"""
+    head = ["method", "default", "training", "judged"]
+    ranked = sorted((n for n in every if n not in NOT_ADVISED), key=r.worst_gap)
+    rows = [
+        [link(name), written(rules(r, name)), _signed(-r.untuned_gap(name)), _worst(r, name)]
+        for name in ranked[:SHOWN]
+    ]
+    return text + markdown.table(head, rows) + "\n" + _fafed(r)
+
+
+def default_tables(r: Results) -> str:
+    """All defaults, in tables of few columns."""
+    every = sorted(r.parts[JOBS[0]], key=r.untuned_gap)
+    asked = [name for name in every if r.asked_for(name)]
+    text = """\
+## Defaults
+
+[The rule](which-algorithm.md#what-it-costs-to-choose-nothing) chose them. *loss*: accuracy of the
+tuned method minus that with the rule's setting, falling, in points, on the test set, with the same
+seed.
 
 """
     head = ["method", "rule's setting", *(f"loss, {TITLES[part]}" for part in JOBS)]
-    head += ["before", "before loses", *ELSEWHERE]
-    return text + markdown.table(head, [_row(r, name) for name in sorted(every, key=r.untuned_gap)])
+    text += markdown.table(head, [_losses(r, name) for name in every])
+    text += """
+The defaults before the rule, and what they lose to the best trial in the worst training job, on
+held-out data, in points:
+
+"""
+    rows = [
+        [link(n), written(r.defaults[n]["before"]), f"{100 * r.defaults[n]['before_loss']:.1f}"]
+        for n in asked
+    ]
+    text += markdown.table(["method", "before", "loss"], rows)
+    text += "\nAccuracy with the rule's setting on the judged jobs, in %:\n\n"
+    tuned = ["FedAvg, tuned", *(_percents(r.tuned_fedavg(job)) for job in r.judged)]
+    rows = [[mark(n), *(_percents(r.elsewhere_end(job, n)) for job in r.judged)] for n in every]
+    text += markdown.table(["method", *r.judged], [tuned, *rows])
+    text += "\nWhat that is above the default before the rule, in points:\n\n"
+    rows = [[link(n), *(_signed(_gain_on(r, job, n)) for job in r.judged)] for n in asked]
+    return text + markdown.table(["method", *r.judged], rows)
 
 
-def _rules(r: Results, name: str) -> dict[str, float]:
+def _not_yet(r: Results) -> str:
+    missing = [f"*{job}*" for job in ELSEWHERE if job not in r.judged]
+    return f"\nNot run yet: {listing(missing)}.\n" if missing else ""
+
+
+def rules(r: Results, name: str) -> dict[str, float]:
     return dict(r.parts[JOBS[0]][name]["default"])
 
 
-def _is_judged(r: Results, name: str) -> bool:
-    there = (r.elsewhere[job].get(name, {}) for job in ELSEWHERE)
-    return all({"default", "before"} <= entry.keys() for entry in there)
+def is_judged(r: Results, name: str) -> bool:
+    return all(math.isfinite(_gain_on(r, job, name)) for job in r.judged)
 
 
 def _how_many(judged: list[str], asked: list[str]) -> str:
-    return "them" if judged == asked else f"{len(judged)} of them"
+    return "them" if judged == asked else f"the {len(judged)} that have been run"
 
 
 def _not_better(judged: list[str], better: list[str]) -> str:
@@ -93,30 +133,12 @@ def _but(r: Results, kept: list[str]) -> str:
     """Which defaults are older than the rule's, and why."""
     told = [
         f"{class_name(name)}: the old one loses {points(r.defaults[name]['before_loss'])} in the "
-        f"worst of the three, but ends {points(-_gain(r, name) / len(ELSEWHERE))} higher in the "
-        "mean of the other jobs"
+        f"worst training job, but ends {points(-_gain(r, name) / len(r.judged))} higher in the "
+        "mean of the judged jobs"
         for name in kept
-        if _is_judged(r, name)
+        if is_judged(r, name)
     ]
     return f", except that of {'; '.join(told)}" if told else ""
-
-
-def _options(r: Results) -> str:
-    """The rule over more options of FAFED."""
-    found = r.content["fafed_options"]
-    best, default = found[0]["setting"], jobs.default("fafed")
-    if any(best[key] != value for key, value in default):
-        raise ValueError(f"the rule chose {best} for FAFED, the default is {default}")
-    ends = [entry["accuracy"] for entry in found[:2]]
-    leads = [100 * (ends[1][part]["linear"] - ends[0][part]["linear"]) for part in JOBS]
-    told = [f"{lead:+.1f} ({TITLES[part]})" for part, lead in zip(JOBS, leads, strict=True)]
-    return (
-        f"The rule had {len(found)} candidates for it: other values of eta and rho, and momentum "
-        "of the server, each with a rate that falls and with a constant one. It kept the default, "
-        f"which loses at most {points(found[0]['worst_loss'])} to the best candidate. The next "
-        f"one, `{written(found[1]['setting'])}`, loses at most {points(found[1]['worst_loss'])}. "
-        f"Falling, it ends {listing(told)} points from the default, on held-out data."
-    )
 
 
 def _falling(r: Results) -> str:
@@ -124,52 +146,61 @@ def _falling(r: Results) -> str:
     return f"{len(better)} of {len(r.falling)} methods"
 
 
-def _against(r: Results) -> str:
-    """FAFED's default, falling, minus tuned FedAvg, on the other jobs."""
-    return _signed(
-        {job: _elsewhere(r, job, "fafed", "default") - r.tuned_fedavg(job) for job in ELSEWHERE}
-    )
+def _fafed(r: Results) -> str:
+    """FAFED's default on all jobs."""
+    comes: dict[str, float | None] = r.content["fafed_as_it_comes"]
+    every = [job for job in (*JOBS, *r.judged) if job in comes]
+    found = r.content["fafed_options"]
+    best, default = found[0]["setting"], jobs.default("fafed")
+    if any(best[key] != value for key, value in default):
+        raise ValueError(f"the rule chose {best} for FAFED, the default is {default}")
+    worst = max(r.tuned_fedavg(job) - (comes[job] or 0) for job in every)
+    text = f"""\
+**FAFED as it comes**, `fafed.FAFED()` with its constant rate, ends at most {points(worst)} below
+tuned FedAvg on these {len(every)} jobs, with one seed. The rule had {len(found)} candidates for it:
+other values of eta and rho, and momentum of the server, each with a rate that falls and with a
+constant one. It kept `{written(best)}`. `FAFED.paper()` is the paper's setting. Accuracy in %:
+
+"""
+    head = ["job", "FedAvg, tuned", "FAFED()", "FAFED, falling"]
+    rows = [
+        [
+            TITLES.get(job, job),
+            *map(_percents, (r.tuned_fedavg(job), comes[job] or 0, _fafed_falls(r, job))),
+        ]
+        for job in every
+    ]
+    return text + markdown.table(head, rows)
 
 
-def _as_it_comes(r: Results) -> str:
-    """FAFED's default, constant, minus tuned FedAvg, on all jobs."""
-    found: dict[str, float | None] = r.content["fafed_as_it_comes"]
-    return _signed({job: (end or 0) - r.tuned_fedavg(job) for job, end in found.items()})
+def _fafed_falls(r: Results, job: str) -> float:
+    return r.untuned(job, "fafed") if job in JOBS else r.elsewhere_end(job, "fafed")
 
 
-def _signed(gaps: dict[str, float]) -> str:
-    named = {job: TITLES.get(job, job) for job in gaps}
-    return listing([f"{100 * gap:+.1f} (*{named[job]}*)" for job, gap in gaps.items()])
+def _worst(r: Results, name: str) -> str:
+    gaps = [r.elsewhere_end(job, name) - r.tuned_fedavg(job) for job in r.judged]
+    return _signed(min(gaps)) if all(map(math.isfinite, gaps)) else NOTHING
 
 
-def _row(r: Results, name: str) -> list[str]:
-    entry = r.defaults[name]
-    new = _rules(r, name)
+def _losses(r: Results, name: str) -> list[str]:
     losses = [
         f"{100 * r.untuned_loss(part, name):.1f}" if name in r.parts[part] else NOTHING
         for part in JOBS
     ]
-    cells = [_cell(r, job, name) for job in ELSEWHERE]
-    before = "the same" if entry["before"] == new else written(entry["before"])
-    lost = f"{100 * entry['before_loss']:.1f}"
-    return [link(name), written(new), *losses, before, lost, *cells]
+    return [link(name), written(rules(r, name)), *losses]
 
 
-def _cell(r: Results, job: str, name: str) -> str:
-    there = r.elsewhere[job].get(name, {})
-    new, before = (
-        percent(_elsewhere(r, job, name, which)) if which in there else NOTHING
-        for which in ("default", "before")
-    )
-    return f"{new} ({before})" if r.asked_for(name) and before != NOTHING else new
-
-
-def _elsewhere(r: Results, job: str, name: str, which: str) -> float:
-    return float(r.elsewhere[job][name][which]["accuracy"] or 0)
+def _gain_on(r: Results, job: str, name: str) -> float:
+    return r.elsewhere_end(job, name) - r.elsewhere_end(job, name, "before")
 
 
 def _gain(r: Results, name: str) -> float:
-    return sum(
-        _elsewhere(r, job, name, "default") - _elsewhere(r, job, name, "before")
-        for job in ELSEWHERE
-    )
+    return sum(_gain_on(r, job, name) for job in r.judged)
+
+
+def _signed(value: float) -> str:
+    return f"{round(100 * value, 1) + 0.0:+.1f}" if math.isfinite(value) else NOTHING
+
+
+def _percents(value: float) -> str:
+    return f"{100 * value:.1f}" if math.isfinite(value) else NOTHING

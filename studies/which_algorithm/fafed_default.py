@@ -8,6 +8,7 @@ are looked at afterwards, once, with the chosen one alone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from studies.which_algorithm import jobs
@@ -57,10 +58,14 @@ def measure(make: Runs) -> list[dict[str, Any]]:
     return sorted(found, key=lambda entry: entry["worst_loss"])
 
 
-def as_it_comes(make: Runs) -> dict[str, float | None]:
+def as_it_comes(make: Runs, known: Mapping[str, float | None]) -> dict[str, float | None]:
     """The default with its constant rate, on all jobs: what `fafed.FAFED()` gives."""
-    default = jobs.default("fafed")
+    default, every = jobs.default("fafed"), (*JOBS, *ELSEWHERE)
     wanted = {
-        (job,): jobs.run(job, "fafed", default, "constant", ONE_SEED) for job in (*JOBS, *ELSEWHERE)
+        (job,): jobs.run(job, "fafed", default, "constant", ONE_SEED)
+        for job in every
+        if job not in known
     }
-    return {job: accuracy(place) for (job,), place in make("FAFED as it comes", wanted).items()}
+    ends = {job: accuracy(place) for (job,), place in make("FAFED as it comes", wanted).items()}
+    found = {**known, **ends}
+    return {job: found[job] for job in every if job in found}

@@ -313,7 +313,7 @@ def elsewhere(
     tuned = {job: _tuned_elsewhere(make, job, known) for job in ELSEWHERE}
     pairs = [(job, name) for job in ELSEWHERE for name in jobs.names(job) if name in defaults]
     chosen = {(j, n, "default"): new_default(defaults, n) for j, n in pairs}
-    chosen |= {(job, "fedavg", "tuned"): setting for job, setting in tuned.items()}
+    chosen |= {(job, "fedavg", "tuned"): setting for job, setting in tuned.items() if setting}
     chosen |= {(j, n, "before"): jobs.before(n) for j, n in pairs}
 
     def there(job: str, name: str, which: str) -> dict[str, Any] | None:
@@ -337,13 +337,15 @@ def elsewhere(
     return found
 
 
-def _tuned_elsewhere(make: Runs, job: str, known: Mapping[str, Any]) -> Setting:
-    """FedAvg's best setting on another job, on held-out data."""
+def _tuned_elsewhere(make: Runs, job: str, known: Mapping[str, Any]) -> Setting | None:
+    """FedAvg's best setting on another job, on held-out data. None if trials are missing."""
     if entry := known.get(job, {}).get("fedavg", {}).get("tuned"):
         return tuple(entry["setting"].items())
     grid = jobs.grid(job, "fedavg")
     wanted = {(s,): jobs.run(job, "fedavg", s, "linear", TUNING_SEED) for s in grid}
     places = make(f"choosing, {job}", wanted)
+    if len(places) < len(grid):
+        return None
     return max(grid, key=lambda setting: held_out(places[setting,]) or 0)
 
 

@@ -15,10 +15,11 @@ from fafed.core import tree
 from fafed.report.algorithm_cards import Card, card
 from fafed.report.numbers import Stat, listing
 from studies.which_algorithm import jobs
-from studies.which_algorithm.jobs import AS_IT_IS, CONSTANT_ONLY, JOBS, ROOT
+from studies.which_algorithm.jobs import AS_IT_IS, CONSTANT_ONLY, ELSEWHERE, JOBS, ROOT
 
 RESULTS = Path(__file__).parent / "results.json"
 PAGE = ROOT / "docs" / "which-algorithm.md"
+NUMBERS = ROOT / "docs" / "which-algorithm-numbers.md"
 PICTURE = ROOT / "docs" / "images" / "which-algorithm.svg"
 
 SKEWED, ALIKE, PARTIAL = JOBS  # "alike" in the text is "iid" in the files
@@ -36,7 +37,7 @@ class Results:
         self.parts: dict[str, dict[str, Any]] = content["measured"]
         self.trials: dict[str, dict[str, Any]] = content["trials"]
         self.defaults: dict[str, dict[str, Any]] = content["defaults"]
-        self.elsewhere: dict[str, dict[str, Any]] = content["elsewhere"]
+        self.elsewhere = {job: content["elsewhere"].get(job, {}) for job in ELSEWHERE}
         self.pooled: dict[str, dict[str, Any]] = content["pooled"]
 
     @cached_property
@@ -143,6 +144,20 @@ class Results:
         """By what it cost to reach the target, cheapest first."""
         return sorted(among, key=lambda name: self.cost(part, name, axis))
 
+    @property
+    def judged(self) -> list[str]:
+        """The jobs on which no default was chosen, and that have been run."""
+        return [job for job in ELSEWHERE if "tuned" in self.elsewhere[job].get("fedavg", {})]
+
+    @property
+    def jobs_of_defaults(self) -> int:
+        return len(JOBS) + len(self.judged)
+
+    def elsewhere_end(self, job: str, name: str, which: str = "default") -> float:
+        """The accuracy on a job on which no default was chosen; NaN if it has not been run."""
+        entry = self.elsewhere[job].get(name, {}).get(which)
+        return float(entry["accuracy"] or 0) if entry else math.nan
+
     def untuned_loss(self, part: str, name: str, rival: str | None = None) -> float:
         """What the rule's setting loses to the method tuned, or to a tuned rival, with one seed."""
         seeds = self.content["seeds"]
@@ -158,7 +173,7 @@ class Results:
     def tuned_fedavg(self, job: str) -> float:
         """FedAvg's accuracy with the setting that was chosen for this job, with one seed."""
         if job in self.elsewhere:
-            return float(self.elsewhere[job]["fedavg"]["tuned"]["accuracy"] or 0)
+            return self.elsewhere_end(job, "fedavg", "tuned")
         seeds = self.content["seeds"]
         ends = self.parts[job]["fedavg"]["accuracy"]
         return float(ends[seeds["measuring"].index(seeds["one"])] or 0)
@@ -166,10 +181,9 @@ class Results:
     def worst_gap(self, name: str) -> float:
         """The same over the other jobs, too; infinite if it has not been run on all of them."""
         gaps = [self.untuned_gap(name)]
-        for job, methods in self.elsewhere.items():
-            if "default" not in methods.get(name, {}):
-                return math.inf
-            gaps.append(self.tuned_fedavg(job) - float(methods[name]["default"]["accuracy"] or 0))
+        for job in self.judged:
+            gap = self.tuned_fedavg(job) - self.elsewhere_end(job, name)
+            gaps.append(gap if math.isfinite(gap) else math.inf)
         return max(gaps)
 
     # The same in words.

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shutil
 
 import pytest
+import torch
 from small import experiment, write_data
 
 from fafed import ALGORITHMS, FAFED, FedAvg
+from fafed.data import Text
 from fafed.experiments.config import Experiment
 from fafed.experiments.execute import execute
 from fafed.experiments.rundir import RunDir
 from studies.which_algorithm import cifar, cifar_part, fafed_default, jobs, measurement
+from studies.which_algorithm.characters import LENGTH, LETTERS, OTHER, Net, examples
 from studies.which_algorithm.figure import draw
 from studies.which_algorithm.jobs import AS_IT_IS, JOBS, KEPT
+from studies.which_algorithm.numbers_page import render_numbers
 from studies.which_algorithm.page import render
 from studies.which_algorithm.results import (
     ALIKE,
+    NUMBERS,
     PAGE,
     PARTIAL,
     PICTURE,
@@ -41,6 +47,7 @@ def test_the_page_is_the_one_that_the_results_give(results, monkeypatch):
         if class_name(name) not in page:  # registered after the page was written
             monkeypatch.delitem(ALGORITHMS, name)
     assert page == render(results), "python -m studies.which_algorithm --render-only"
+    assert NUMBERS.read_text("utf-8") == render_numbers(results), "the same"
     assert f"(images/{PICTURE.name})" in page
     assert PICTURE.is_file()
 
@@ -137,7 +144,8 @@ def test_other_numbers_give_another_page(results):
     content["measured"]["skewed"]["domo"]["accuracy"] = [0.9, 0.9, 0.9]
     changed = Results(content)
     changed.cards = results.cards
-    assert "90.0 ± 0.0 %" in render(changed)
+    assert "90.0 ± 0.0 %" in render_numbers(changed)
+    assert "| 90.0 |" in render(changed)
 
 
 def test_a_finding_that_the_numbers_do_not_bear_out_is_left_out(results):
@@ -149,6 +157,47 @@ def test_a_finding_that_the_numbers_do_not_bear_out_is_left_out(results):
     swapped = Results(content)
     swapped.cards = results.cards
     assert finding not in render(swapped)
+
+
+def test_tables_of_the_advice_fit_a_phone(results):
+    """A screen has about 48 characters in a line."""
+    for line in render(results).splitlines():
+        if line.startswith("|"):
+            seen = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", line)
+            assert len(seen.strip("| ")) <= 64, line
+
+
+def test_a_job_that_was_not_run_judges_nobody(results):
+    content = copy.deepcopy(results.content)
+    content["elsewhere"].pop("moderate", None)
+    less = Results(content)
+    less.cards = results.cards
+    assert "moderate" not in less.judged
+    assert "Not run yet: *moderate*" in render(less)
+    assert less.worst_gap("fedcm") <= results.worst_gap("fedcm")
+
+
+def test_the_language_model_sees_only_what_was_before():
+    torch.manual_seed(0)
+    net, one = Net(), torch.randint(OTHER, (2, LENGTH))
+    other = one.clone()
+    other[:, 10] = OTHER - other[:, 10]
+    outputs = net(one), net(other)
+    assert outputs[0].shape == (2, OTHER + 1, LENGTH)
+    assert torch.equal(outputs[0][..., :10], outputs[1][..., :10])
+    assert not torch.allclose(outputs[0][..., 10:], outputs[1][..., 10:])
+
+
+def test_the_letters_of_the_language_model():
+    words = ("<eos>", "Ab", "1999", "é")
+    stream = torch.tensor([1, 2, 3, 0] * 20)
+    text = Text(stream, stream, stream, words)
+    inputs, targets = examples(stream, text)
+    written = " ".join(["ab 0000 é \n"] * 20)
+    assert inputs.shape == targets.shape == ((len(written) - 1) // LENGTH, LENGTH)
+    expected = [OTHER if c == "é" else LETTERS.index(c) for c in written]
+    assert inputs.flatten().tolist() == expected[: inputs.numel()]
+    assert targets.flatten().tolist() == expected[1 : 1 + inputs.numel()]
 
 
 def test_the_picture_is_drawn(results, tmp_path):
@@ -285,12 +334,15 @@ def test_measuring_on_a_tiny_job(tmp_path, monkeypatch):
         assert len(ran) == count
         less = copy.deepcopy(found)
         less["elsewhere"]["mnist"] = {}
-        for place in (tmp_path / "runs").glob("mnist/scaffold-seed1-*"):
-            shutil.rmtree(place)
+        less["elsewhere"]["wide"] = {}
+        for part in ("mnist/scaffold-seed1-*", "wide/fedavg-seed0-*"):
+            for place in (tmp_path / "runs").glob(part):
+                shutil.rmtree(place)
         some = measurement.Runs(tmp_path / "runs", 1, collect=True)
         part = measurement.measure(some, less)["elsewhere"]
         assert "scaffold" not in part["mnist"]
-        assert {**part, "mnist": {}} == {**found["elsewhere"], "mnist": {}}
+        assert set(part["wide"]["fedavg"]) == {"default", "before"}
+        assert {**part, "mnist": {}, "wide": {}} == {**found["elsewhere"], "mnist": {}, "wide": {}}
         assert len(ran) == count
     finally:
         jobs.experiment.cache_clear()
