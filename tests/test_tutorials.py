@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import runpy
 import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -94,6 +96,33 @@ def test_the_small_job_of_other_libraries(monkeypatch, capsys):
     run(OTHERS / "with_fafed.py", monkeypatch)
     accuracy = float(re.search(r"accuracy ([\d.]+)", capsys.readouterr().out)[1])
     assert accuracy > 0.6  # guessing: 1/4
+
+
+def flowers_python():
+    """The interpreter of an environment with Flower's simulation: the benchmark's, or ours."""
+    its_own = ROOT / ".bench" / "environments" / "flower"
+    if (its_own / "installed.txt").is_file():
+        return its_own / "bin" / "python"
+    if all(map(importlib.util.find_spec, ("flwr", "ray"))):
+        return Path(sys.executable)
+    pytest.skip("needs Flower's simulation: python -m studies.performance setup")
+
+
+@pytest.mark.slow
+def test_the_small_job_in_flower_itself(monkeypatch):
+    """It learns what ours learns."""
+    ours = run(OTHERS / "with_fafed.py", monkeypatch)
+    done = subprocess.run(
+        [flowers_python(), OTHERS / "with_flower.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    theirs = float(re.search(r"accuracy ([\d.]+)", done.stdout)[1])
+    accuracy = ours["job"].accuracy(ours["result"].model)
+    assert abs(theirs - accuracy) < 0.02  # of 1000 examples; the batches are drawn differently
 
 
 def test_the_job_of_the_benchmarks_reads():

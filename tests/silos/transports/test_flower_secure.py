@@ -21,13 +21,15 @@ SILOS = ("north", "south", "west")
 @pytest.mark.hosted
 @pytest.mark.waits
 def test_real_processes_end_with_the_bits_of_the_simulation(tmp_path):
+    """Also their shared normalisation, which they find under masks before the first round."""
     write_data(tmp_path / "data", 3, examples=200)
     settings = {"name": "hospitals", "rounds": 1, "engine": "loop", "privacy": {"secure": True}}
     settings |= {"batch_size": 32, "algorithm": {"name": "fedavg", "eta": 0.1}}
-    flower = Flower(tmp_path / "flower")
+    settings |= {"data": {"folder": str(tmp_path / "data"), "normalise": "shared"}}
+    flower, here = Flower(tmp_path / "flower"), RunDir(tmp_path / "simulated")
     file = write_experiment(flower.folder / "hospitals.toml", tmp_path / "data", **settings)
     found = Experiment.read(file)
-    execute(found, RunDir(tmp_path / "simulated"))
+    execute(found, here)
     for i, name in enumerate(SILOS):
         own = flower.folder / f"records-{name}"
         own.mkdir()
@@ -51,6 +53,7 @@ def test_real_processes_end_with_the_bits_of_the_simulation(tmp_path):
     finally:
         flower.stop()
     place = RunDir.for_experiment(found, flower.folder / "runs")
-    assert torch.equal(final(place), final(RunDir(tmp_path / "simulated")))
+    assert torch.equal(final(place), final(here))
+    assert place.json("normalisation.json") == here.json("normalisation.json")
     kinds = {line["kind"] for line in lines(place.path) if line["direction"] == "received"}
     assert kinds == {"welcome", "keys", "shares", "masked", "agree", "unmask", "kept"}

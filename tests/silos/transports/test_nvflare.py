@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import ssl
@@ -148,7 +149,8 @@ def test_what_real_silos_do_to_you(tmp_path, monkeypatch, caplog):
     rounds: nothing was counted twice, and every silo went on from the right state."""
     monkeypatch.setenv("SLOW_SILO", "0.05")
     monkeypatch.setenv("BAD_SILO", str(tmp_path / "bad"))
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "helpers"))
+    helpers = str(Path(__file__).parents[2] / "helpers")
+    monkeypatch.setenv("PYTHONPATH", helpers, prepend=os.pathsep)
     write_data(tmp_path / "data", 2)
     found = Experiment.from_dict(
         experiment(

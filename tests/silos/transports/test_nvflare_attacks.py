@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,8 @@ pytestmark = pytest.mark.slow
 
 def test_a_bad_silo_s_attacks_end_neither_the_run_nor_its_job(tmp_path, monkeypatch):
     monkeypatch.setenv("BAD_SILO", "silo-3")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "helpers"))
+    helpers = str(Path(__file__).parents[2] / "helpers")
+    monkeypatch.setenv("PYTHONPATH", helpers, prepend=os.pathsep)
     write_data(tmp_path / "data", 3)
     found = Experiment.from_dict(
         experiment(

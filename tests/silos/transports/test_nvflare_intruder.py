@@ -7,6 +7,7 @@ label, and the other one's private key; it posed as the server; it ended the ser
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -55,7 +56,8 @@ def test_a_silo_attacks_the_others(tmp_path, monkeypatch):
     write_data(tmp_path / "data", 2)
     found = evil_experiment(tmp_path / "data")
     (tmp_path / "experiment.json").write_text(json.dumps(found.to_dict()))
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "helpers"))
+    helpers = str(Path(__file__).parents[2] / "helpers")
+    monkeypatch.setenv("PYTHONPATH", helpers, prepend=os.pathsep)
     monkeypatch.setenv("EVIL_SILO", "silo-2")
     monkeypatch.setenv("EVIL_TOLD", str(told))
     monkeypatch.setenv("EVIL_EXPERIMENT", str(tmp_path / "experiment.json"))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from silo_tools import final
-from small import write_data, write_experiment
+from small import normalised, write_data, write_experiment
 
 from fafed.experiments.config import Experiment
 from fafed.experiments.execute import execute
@@ -29,7 +29,8 @@ def test_one_command_ends_with_the_bits_of_the_simulation_and_shows_the_server_n
     file = write_experiment(tmp_path / "small.toml", tmp_path / "data", **settings)
     recorded = tmp_path / "recorded"
     recorded.mkdir()
-    own = {"RECORDED": str(recorded), "PYTHONPATH": str(Path(__file__).parents[2] / "helpers")}
+    paths = (str(Path(__file__).parents[2] / "helpers"), os.environ.get("PYTHONPATH", ""))
+    own = {"RECORDED": str(recorded), "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-m", "fafed", "silos", "try", file, "--runs", tmp_path / "runs"]
     command += ["--silos", "3", "--secure", "--algorithms", "fedavg,scaffold,fafed", "--json"]
     done = subprocess.run(
@@ -57,6 +58,26 @@ def test_one_command_ends_with_the_bits_of_the_simulation_and_shows_the_server_n
     pairs = {integers[at : at + 2].tobytes() for at in np.flatnonzero(abs(integers) > 2**32)}
     assert len(pairs) > 100
     assert not [pair for pair in pairs if pair in recording]
+
+
+@pytest.mark.hosted
+def test_a_shared_normalisation_is_found_under_masks(tmp_path):
+    found = normalised(tmp_path, privacy={"secure": True}, rounds=2)
+    here, file = RunDir(tmp_path / "simulated"), tmp_path / "small.toml"
+    file.write_text(found.to_toml())
+    execute(found, here)
+    command = [sys.executable, "-m", "fafed", "silos", "try", file, "--runs", tmp_path / "runs"]
+    done = subprocess.run(
+        [*command, "--silos", "3"], capture_output=True, text=True, check=False, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    there = RunDir.for_experiment(found, tmp_path / "runs")
+    assert torch.equal(final(here), final(there))
+    assert here.json("normalisation.json") == there.json("normalisation.json")
+    told = [json.loads(x) for x in (there.path / "audit.jsonl").read_text().splitlines()]
+    first = {x["kind"] for x in told if x["round"] == 0 and x["direction"] == "received"}
+    assert "masked" in first
+    assert "sums" not in first  # of a silo alone
 
 
 def test_two_silos_are_refused_before_anything_is_started(tmp_path):
