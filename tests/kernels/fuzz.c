@@ -10,9 +10,9 @@
 
 int64_t gradients(const layer *, int32_t, int64_t, int64_t, int64_t, int64_t, const real *, int64_t,
                   const real *, const int64_t *, const int64_t *, real *, real *, real *, real *);
-int64_t clipped(const layer *, int32_t, int64_t, int64_t, int64_t, int64_t, double, const real *,
-                const double *, const real *, const int64_t *, real *, double *, real *, real *,
-                real *);
+int64_t clipped(const layer *, int32_t, int64_t, int64_t, int64_t, int64_t, int64_t, double,
+                const real *, const double *, const real *, const int64_t *, real *, double *,
+                real *, real *, real *);
 void outputs(const layer *, int32_t, int64_t, int64_t, const real *, const real *, real *, real *);
 int64_t steps_room(const layer *, int32_t, int64_t, int32_t);
 int64_t sgd_steps(const layer *, int32_t, int64_t, int64_t, int64_t, int64_t, const double *,
@@ -144,16 +144,18 @@ static void networks(void) {
     outputs(layers, n, b, piece, x, side_by_side, logits, space);
     const int64_t points = from_to(1, 2);
     const double factors[2] = {1, -0.9};
-    real *at = numbers(points * d, wild), *sum = empty(d), *alone = empty(d), *part = empty(d);
-    real *one_room = empty(room(layers, n, 1));
+    int64_t small = 0;
+    for (int32_t i = 0; i < n && layers[i].kind == CONVOLUTION; i++) small = layers[i + 1].weights;
+    real *at = numbers(points * d, wild), *sum = empty(d), *alone = empty(d);
+    real *kernels = empty(small * piece > d ? small * piece : d);
     double *norms = taken(count, sizeof(double));
     for (int64_t p = 0; p < d; p++) sum[p] = 0;
-    must(clipped(layers, n, count, d, one, points, 0.5, at, factors, side_by_side, targets, sum, norms,
-                 alone, part, one_room) == bad, "clipped: another label is wrong");
+    must(clipped(layers, n, count, piece, d, one, points, 0.5, at, factors, side_by_side, targets,
+                 sum, norms, alone, kernels, space) == bad, "clipped: another label is wrong");
     double length = 0;
     for (int64_t p = 0; p < d; p++) length += (double)sum[p] * (double)sum[p];
     must(sqrt(length) <= 0.5 * (double)count * 1.001, "clipped: the sum is too long");
-    free(at), free(sum), free(alone), free(part), free(one_room), free(norms);
+    free(at), free(sum), free(alone), free(kernels), free(norms);
     free(space), free(rest), free(g), free(losses), free(g_of_rows), free(logits), free(targets);
     free(rows), free(side_by_side);
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -122,6 +123,38 @@ def test_rows_of_patches_of_several_vectors(channels):
     layers = [nn.Conv2d(2, channels, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]
     layers += [nn.Conv2d(channels, 3, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 4)]
     compare(nn.Sequential(*layers), *batches(2, 3, (2, 13, 12), 4))
+
+
+@pytest.mark.parametrize("room", [40_000, native.ROOM])
+@pytest.mark.parametrize("model", [FashionCNN, MLP, "wide"])
+def test_clipped_sums_are_those_of_single_gradients(model, room, monkeypatch):
+    """Also in pieces, with labels that do not count, and with an example that is not finite."""
+    monkeypatch.setattr(native, "ROOM", room)
+    wide = [nn.Conv2d(2, 20, 3, padding=1), nn.MaxPool2d(2), nn.Tanh(), nn.Conv2d(20, 3, 3)]
+    wide += [nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 4, bias=False)]
+    module = (nn.Sequential(*wide) if model == "wide" else model()).double()
+    shape = (2, 13, 12) if model == "wide" else SHAPES[model]
+    known = recognised(module, F.cross_entropy)
+    (inputs, *_), (targets, *_) = batches(1, 7, shape, 4)
+    targets[2], x = -100, flat(module)
+    alone = torch.stack(
+        [known.gradient(x, inputs[i : i + 1], targets[i : i + 1])[0] for i in range(7)]
+    )
+    alone[2] = 0  # autograd's mean of no labels is no number
+    norms = alone.norm(dim=1)
+    clip = float(norms.median())
+
+    def check(which):
+        found, lengths = known.clipped_sum(x[None], torch.ones(1), inputs, targets, clip)
+        due = (alone * (clip / norms.clamp(min=clip))[:, None])[which].sum(0)
+        assert torch.allclose(found, due, rtol=1e-11, atol=1e-13)
+        assert torch.allclose(lengths[which], norms[which], rtol=1e-12)
+        return lengths
+
+    check(slice(None))
+    inputs[4, ..., 0] = math.inf
+    lengths = check([0, 1, 2, 3, 5, 6])
+    assert not lengths[4].isfinite()
 
 
 def test_a_single_matrix():

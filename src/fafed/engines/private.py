@@ -25,6 +25,7 @@ from fafed.privacy.clipping import (
     CHUNK_BYTES,
     Numbers,
     add_noise,
+    check_finite,
     clip_factors,
     clipped_sum,
     keyed_draws,
@@ -146,25 +147,24 @@ class Private(Objective):
         return clipped_sum(gradients, real, self.norm, x, strict=self.strict)
 
     def _by_network_in_c(self, network: Network, points: Points, batch: Batch) -> Tensor:
-        data, rows, _ = batch.data
-        drawn = (rows >= 0).nonzero()[:, 0]
-        x = torch.stack([own for own, _ in points])
-        if not len(drawn):
-            return torch.zeros_like(x[0])
+        inputs, targets = _drawn(batch.data)
+        if not len(targets):
+            return torch.zeros_like(points[0][0])
+        x = points[0][0][None] if len(points) == 1 else torch.stack([own for own, _ in points])
         factors = torch.stack([torch.as_tensor(f, dtype=torch.float64) for _, f in points])
-        inputs, targets = tree.take(data, drawn)
         total, norms = network.clipped_sum(x, factors, inputs, targets, self.norm)
         if self.strict:
-            clip_factors(norms, torch.ones_like(norms, dtype=torch.bool), self.norm)
+            check_finite(norms)
         return total
 
     def _by_layers(self, layers: Layerwise, points: Points, batch: Batch, memory: Memory) -> Tensor:
-        data, rows, _ = batch.data
-        drawn = (rows >= 0).nonzero()[:, 0]
+        data = _drawn(batch.data)
+        count = len(tree.leaves(data)[0])
         total = torch.zeros_like(points[0][0])
         size = max(1, CHUNK_BYTES // (layers.numbers * total.element_size()))
-        for some in drawn.split(size) if len(drawn) else ():
-            part = batch._replace(data=tree.take(data, some))
+        for start in range(0, count, size):
+            some = tree.map(lambda leaf, at=start: leaf[at : at + size], data)
+            part = batch._replace(data=some)
             total += self._layer_sum(layers, points, part, memory)
         return total
 
@@ -226,6 +226,15 @@ class Private(Objective):
         except Exception as cause:  # whatever the model does that vmap cannot
             log.warning("gradients are computed one by one, which is slow: %s", cause)
             self.vectorised = False
+
+
+def _drawn(sample: Sample) -> Any:
+    """The data without what only fills up the batch. That is at the end, so nothing is copied."""
+    real = sample.rows >= 0
+    count = int(real.sum())
+    if bool(real[:count].all()):
+        return tree.map(lambda leaf: leaf[:count], sample.data)
+    return tree.take(sample.data, real.nonzero()[:, 0])
 
 
 def refuse_what_mixes_examples(inner: Objective) -> None:

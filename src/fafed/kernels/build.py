@@ -109,7 +109,7 @@ def _typed(lib: ctypes.CDLL) -> ctypes.CDLL:
     lib.room.restype = size
     lib.gradients.argtypes = [pointer, small, *[size] * 4, pointer, size, *[pointer] * 7]
     lib.gradients.restype = size
-    lib.clipped.argtypes = [pointer, small, *[size] * 4, ctypes.c_double, *[pointer] * 9]
+    lib.clipped.argtypes = [pointer, small, *[size] * 5, ctypes.c_double, *[pointer] * 9]
     lib.clipped.restype = size
     lib.outputs.argtypes = [pointer, small, size, size, *[pointer] * 4]
     lib.outputs.restype = None

@@ -474,19 +474,20 @@ static void backward_sparse(const layer *l, const place *at, real *room, const r
     }
 }
 
-static void gradient_sparse(const layer *l, const place *at, real *room, int64_t b, int64_t from,
-                            int64_t to, real *weights) {
+static void gradient_sparse(const layer *l, const place *at, real *room, int64_t first,
+                            int64_t count, int64_t from, int64_t to, real *weights) {
     const geometry s = shape_of(l);
     const int64_t inputs = l->inputs, kernel = l->kernel, square = kernel * kernel;
     const int64_t length = kernel * inputs, row = whole_vectors(length);
+    const int64_t skipped = first * numbers_out(l);
+    const real *g = room + at->g + skipped, *last = room + at->last + first * s.plane * inputs;
+    const whole *choices = (const whole *)(room + at->choices) + skipped;
     real *values = room + at->values, *sums = room + at->sums;
     int64_t *corners = (int64_t *)(room + at->corners);
     for (int64_t o = from; o < to; o++, weights += inputs * square) {
-        const int64_t n = let_through(l, &s, room + at->g, (const whole *)(room + at->choices), o, b,
-                                      values, corners);
+        const int64_t n = let_through(l, &s, g, choices, o, count, values, corners);
         for (int64_t i = 0; i < kernel; i++)
-            gathers(length, n, values, corners, room + at->last + i * s.width * inputs,
-                    sums + i * row);
+            gathers(length, n, values, corners, last + i * s.width * inputs, sums + i * row);
         for (int64_t c = 0; c < inputs; c++)
             for (int64_t i = 0; i < kernel; i++)
                 for (int64_t j = 0; j < kernel; j++)
@@ -548,32 +549,39 @@ int64_t row_of(const layer *l) {
     return l->kind == MATRIX ? l->inputs : (int64_t)l->inputs * l->kernel * l->kernel;
 }
 
-void gradient_of(const network *w, int32_t i, int64_t from, int64_t to, real *weights,
-                 real *biases) {
+void gradient_of_some(const network *w, int32_t i, int64_t from, int64_t to, int64_t first,
+                      int64_t count, real *weights, real *biases) {
     const layer *l = w->layers + i;
     const place *at = w->places + i;
-    const real *a = i ? w->room + w->places[i - 1].out : w->a, *g = w->room + at->g;
+    const int64_t out = numbers_out(l), each = out / l->outputs, in = numbers_in(l);
+    const real *a = (i ? w->room + w->places[i - 1].out : w->a) + first * in;
+    const real *g = w->room + at->g + first * out;
     const int64_t *offsets = (const int64_t *)(w->room + at->offsets);
-    const int64_t out = numbers_out(l), each = out / l->outputs;
     if (l->biases >= 0)
         for (int64_t o = from; o < to; o++) {
             real sum = 0;
-            for (int64_t e = 0; e < w->b; e++) sum += sum_of(g + e * out + o * each, each);
+            for (int64_t e = 0; e < count; e++) sum += sum_of(g + e * out + o * each, each);
             biases[o - from] = sum;
         }
     if (l->kind == MATRIX) {
-        mixes(to - from, l->inputs, w->b, g + from, 1, l->outputs, a, offsets, weights, l->inputs);
+        mixes(to - from, in, count, g + from, 1, out, a, offsets, weights, in);
         return;
     }
     if (sparse(l)) {
-        gradient_sparse(l, at, w->room, w->b, from, to, weights);
+        gradient_sparse(l, at, w->room, first, count, from, to, weights);
         return;
     }
     const geometry s = shape_of(l);
-    const int64_t terms = row_of(l);
-    const real *in = l->padding ? w->room + at->in : a;
-    dots(to - from, terms, s.reach, w->b, w->room + at->spread + from * s.spread + s.lead, s.spread,
-         l->outputs * s.spread, in, offsets, l->inputs * s.plane, weights, terms);
+    const int64_t terms = row_of(l), planes = l->inputs * s.plane;
+    dots(to - from, terms, s.reach, count,
+         w->room + at->spread + (first * l->outputs + from) * s.spread + s.lead, s.spread,
+         l->outputs * s.spread, l->padding ? w->room + at->in + first * planes : a, offsets, planes,
+         weights, terms);
+}
+
+void gradient_of(const network *w, int32_t i, int64_t from, int64_t to, real *weights,
+                 real *biases) {
+    gradient_of_some(w, i, from, to, 0, w->b, weights, biases);
 }
 
 /* --- a network ------------------------------------------------------------------------------- */

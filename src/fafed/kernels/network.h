@@ -65,4 +65,8 @@ int64_t tile_of(const layer *l);
 /* The gradient of layer i's weights and biases, rows from .. to - 1. */
 void gradient_of(const network *w, int32_t i, int64_t from, int64_t to, real *weights, real *biases);
 
+/* The same of a part of the examples: so many, from the first one on. */
+void gradient_of_some(const network *w, int32_t i, int64_t from, int64_t to, int64_t first,
+                      int64_t count, real *weights, real *biases);
+
 #endif

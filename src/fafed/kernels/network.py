@@ -11,10 +11,10 @@ for ties in a pool.
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 from collections import deque
 from collections.abc import Iterable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -78,6 +78,7 @@ class Network:
         self.dtype = steps[0].module.weight.dtype
         self.parameters = sum(p.numel() for s in steps for p in s.module.parameters())
         self._mine = threading.local()
+        self._layouts: dict[torch.Size, tuple[Any, int]] = {}
 
     def takes(self, inputs: Tensor, targets: Tensor) -> bool:
         """Whether network.c supports such a batch: images or vectors, and class numbers."""
@@ -91,7 +92,7 @@ class Network:
     ) -> tuple[Tensor, Tensor]:
         """(d,), (b, ...), (b,) -> gradient (d,) and loss (); under vmap for all clients at once."""
         if isinstance(inputs, Picked):
-            of_all = partial(self.stacked, pool=inputs.pool.contiguous())
+            of_all = functools.partial(self.stacked, pool=inputs.pool.contiguous())
             g, loss = for_all_clients(of_all, x, inputs.rows, targets)
         else:
             g, loss = for_all_clients(self.stacked, x, inputs, targets)
@@ -134,13 +135,14 @@ class Network:
         clipped. It is left out if its norm is not finite."""
         inputs, targets, x = inputs.contiguous(), targets.contiguous(), x.contiguous()
         factors = factors.double().contiguous()
-        work = self._work(inputs.shape[1:], 1)
-        total, (one, part) = x.new_zeros(self.parameters), x.new_empty(2, self.parameters)
+        _, most = self._layout(inputs.shape[1:])
+        work = self._work(inputs.shape[1:], most)  # the size of a Poisson batch varies
+        total = x.new_zeros(self.parameters)
         norms = x.new_empty(len(targets), dtype=torch.float64)
         wrong = work.library.clipped(
-            *(work.layers, len(work.layers), len(targets), self.parameters),
+            *(work.layers, len(work.layers), len(targets), work.piece, self.parameters),
             *(inputs[0].numel(), len(x), clip),
-            *addresses(x, factors, inputs, targets, total, norms, one, part, work.room),
+            *addresses(x, factors, inputs, targets, total, norms, *work.examples, work.room),
         )
         _refuse(wrong, targets)
         return total, norms
@@ -201,10 +203,12 @@ class Network:
 
     def _layout(self, shape: torch.Size) -> tuple[Any, int]:
         """The layers for such examples, and how many examples fit into a workspace."""
-        layers = list(_layers(self.steps, shape))
-        array = (Layer * len(layers))(*layers)
-        each = build.library(self.dtype).room(array, len(array), 1)
-        return array, max(1, ROOM // each)
+        if shape not in self._layouts:
+            layers = list(_layers(self.steps, shape))
+            array = (Layer * len(layers))(*layers)
+            each = build.library(self.dtype).room(array, len(array), 1)
+            self._layouts[shape] = array, max(1, ROOM // each)
+        return self._layouts[shape]
 
     def _work(self, shape: torch.Size, b: int, networks: int = 0) -> _Work:
         """This thread's workspace for batches of this size. `networks`: for local steps with one
@@ -229,6 +233,15 @@ class _Work:
         )
         self.room = torch.zeros(numbers, dtype=network.dtype)
         self.rest = torch.empty(network.parameters if self.piece < b else 0, dtype=network.dtype)
+        self.network = network
+
+    @functools.cached_property
+    def examples(self) -> tuple[Tensor, Tensor]:
+        """For gradients of single examples: of all parameters, and of a piece's convolutions."""
+        convolutions = (s.module for s in self.network.steps if isinstance(s.module, nn.Conv2d))
+        small = sum(p.numel() for own in convolutions for p in own.parameters())
+        d, dtype = self.network.parameters, self.network.dtype
+        return torch.empty(d, dtype=dtype), torch.empty(max(d, small * self.piece), dtype=dtype)
 
 
 class _FusedSteps:

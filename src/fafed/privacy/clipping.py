@@ -59,9 +59,13 @@ def clipped_sum(
 
 def clip_factors(norms: Tensor, real: Tensor, clip: float) -> Tensor:
     """What to multiply gradients of these norms by; zero for what only fills up the batch."""
-    if not torch.isfinite(norms[real]).all():
-        raise FafedError("the gradient of an example is not finite: look for NaN in the data")
+    check_finite(norms[real])
     return torch.where(real, clip / norms.clamp(min=clip), 0.0)
+
+
+def check_finite(norms: Tensor) -> None:
+    if not torch.isfinite(norms).all():
+        raise FafedError("the gradient of an example is not finite: look for NaN in the data")
 
 
 def keyed_draws(key: str) -> np.random.Generator:

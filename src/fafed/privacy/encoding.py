@@ -111,15 +111,14 @@ class Encoding:
         bits. They are a function of (seed, client, round). With 64 bits numbers are rounded to the
         nearest integer.
         """
-        scale = math.ldexp(1.0, self.fraction - exponent)
+        factors = weights * math.ldexp(1.0, self.fraction - exponent)  # a power of two: exact
         width = max(1, STRETCH // max(1, len(rows)))
         for start in range(0, rows.shape[1], width):
-            part = rows[:, start : start + width].to(torch.float64)
-            scaled = (part * weights[:, None]).mul_(scale)  # scale is a power of two: exact
+            scaled = rows[:, start : start + width] * factors[:, None]  # in float64
             if self.bits == 64:
                 whole = scaled.round_()
             else:
-                places = torch.arange(start, start + part.shape[1], device=rows.device)
+                places = torch.arange(start, start + scaled.shape[1], device=rows.device)
                 whole = scaled.add_(randomness.uniform_at(keys[:, None], places)).floor_()
             integers = whole.to(torch.int64)
             summed = integers[0] if len(rows) == 1 else integers.sum(0)

@@ -64,34 +64,38 @@ def main() -> None:
 
 def measured(size: str, rounds: int, silos: int) -> tuple[Peaks, int, list[float]]:
     """Peaks, the bytes of a message, and the seconds of each round after the first."""
-    from fafed.experiments.rundir import RunDir
-    from fafed.silos.transports.nvflare.driver import Driver
-    from fafed.silos.transports.nvflare.job import FafedRecipe
-    from fafed.silos.transports.nvflare.local_federation import ADMIN
-    from fafed.silos.transports.nvflare.try_out import federation
-
     experiment = language_model(SIZES[size], rounds, silos)
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
-        work = Path(folder)
-        with federation(work, [experiment], silos, work / "runs") as local, watched(local) as peaks:
-            names = list(local.silos)
-            driver = Driver(
-                local.kits / ADMIN, names, username=ADMIN, min_silos=1, tick=local.watch
-            )
-            try:
-                driver.run(
-                    FafedRecipe(experiment, names, deadline=900, start=300),
-                    lambda _, record: print(
-                        f"{size}, round {record.round}: {record.seconds:.1f} s so far", flush=True
-                    ),
-                )
-            finally:
-                driver.close()
-        place = RunDir.for_experiment(experiment, work / "runs")
+        place, peaks = federated(experiment, silos, Path(folder), say=f"{size}, ")
         records = place.records()
         lines = [json.loads(x) for x in (place.path / "audit.jsonl").read_text().splitlines()]
     seconds = [b.seconds - a.seconds for a, b in itertools.pairwise(records)]
     return peaks, max(line["bytes"] for line in lines), seconds
+
+
+def federated(
+    experiment: Any, silos: int, work: Path, *, say: str | None = None
+) -> tuple[Any, Peaks]:
+    """Run an experiment over processes on FLARE: its run, and the peaks of the processes."""
+    from fafed.experiments.rundir import RunDir
+    from fafed.silos.transports.nvflare.driver import Driver
+    from fafed.silos.transports.nvflare.job import FafedRecipe
+    from fafed.silos.transports.nvflare.local_federation import ADMIN
+    from fafed.silos.transports.nvflare.try_out import local_federation
+
+    def on_record(_: Any, record: Any) -> None:
+        if say is not None:
+            print(f"{say}round {record.round}: {record.seconds:.1f} s so far", flush=True)
+
+    runs = work / "runs"
+    with local_federation(work, [experiment], silos, runs) as local, watched(local) as peaks:
+        names = list(local.silos)
+        driver = Driver(local.kits / ADMIN, names, username=ADMIN, min_silos=1, tick=local.watch)
+        try:
+            driver.run(FafedRecipe([experiment], names, deadline=900, start=300), on_record)
+        finally:
+            driver.close()
+    return RunDir.for_experiment(experiment, runs), peaks
 
 
 def language_model(options: dict[str, Any], rounds: int, silos: int) -> Any:

@@ -94,7 +94,7 @@ def on_purpose(parameters: int, silos: int) -> None:
             f"is it finite, {3 * silos} a round": lambda: tree.finite((x,)),
             f"the mean of {silos}, once": lambda: memory.mean(answers, [1.0] * silos, folder),
             "a vector kept on a silo's disk": lambda: Store(folder / "states").save(
-                messages.Place("run", 1), ClientState((x,), ()), None
+                messages.ExchangeId("run", 1), ClientState((x,), ()), None
             ),
         }
         for what, job in jobs.items():

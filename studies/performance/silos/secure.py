@@ -11,6 +11,9 @@ run is left out. In process, silos do not work at the same time, so their second
 on machines of their own a round takes less. 10 and 20 silos at 50 million parameters are left out:
 in one process their seconds would add up to minutes, and as processes they need more than 24 GiB.
 
+Over FLARE each silo's peak memory is measured, too: what is private to its process, and what is
+resident, which has the pages of mapped files in it (see large.py).
+
 The results are in secure.json, each case with the options that it was measured with. They are
 merged, so cases can be measured one by one. The table of docs/privacy.md is written from it. On two
 idle cores: small about 1 minute, large 2, flare 7; large needs 4 GiB, flare 10 GiB. Needs
@@ -40,6 +43,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 sys.path[:0] = [str(HERE), str(ROOT)]
 
+from large import federated  # noqa: E402
 from overhead import linear  # noqa: E402
 
 from fafed.experiments.config import Experiment  # noqa: E402
@@ -54,6 +58,7 @@ from studies.privacy import costs  # noqa: E402
 
 SMALL, LARGE = 26_620, 50_000_000
 PEM = serialization.Encoding.PEM
+Peak = dict[str, int]  # bytes of the silo's process that takes most; {} if silos share a process
 
 
 class InProcess:
@@ -109,19 +114,19 @@ def workers(folder: Path, silos: int, experiment: Experiment) -> dict[str, Worke
     return found
 
 
-def in_process(experiment: Experiment, silos: int, folder: Path) -> RunDir:
+def in_process(experiment: Experiment, silos: int, folder: Path) -> tuple[RunDir, Peak]:
     made = workers(folder / "silos", silos, experiment)
     place = RunDir(folder / "run")
     config = FederationConfig.with_defaults(list(made))
     serve(experiment, place, InProcess(made), config)
-    return place
+    return place, {}
 
 
-def over_flare(experiment: Experiment, silos: int, folder: Path) -> RunDir:
-    from fafed.silos.transports.nvflare.try_out import attempt
-
-    attempt([experiment], silos, folder)
-    return RunDir.for_experiment(experiment, folder)
+def over_flare(experiment: Experiment, silos: int, folder: Path) -> tuple[RunDir, Peak]:
+    place, peaks = federated(experiment, silos, folder)
+    own = [peaks[f"silo-{i + 1} job"] for i in range(silos)]
+    names = {"private": "RssAnon", "resident": "VmHWM"}
+    return place, {name: max(one[field] for one in own) for name, field in names.items()}
 
 
 def seconds(place: RunDir) -> float:
@@ -152,14 +157,21 @@ def measured(timed: Any, silos: int, parameters: int, passes: int) -> dict[str, 
     ways = {"open": plain, "secure": plain.changed(privacy={"secure": True})}
     found: dict[str, list[float]] = {name: [] for name in ways}
     sizes: dict[str, float] = {}
+    peaks: dict[str, list[Peak]] = {name: [] for name in ways}
     for _ in range(passes):
         for name, experiment in ways.items():
             with tempfile.TemporaryDirectory() as folder:
-                place = timed(experiment, silos, Path(folder))
+                place, peak = timed(experiment, silos, Path(folder))
+                peaks[name].append(peak)
                 found[name].append(seconds(place))
                 sizes[name] = kilobytes(place, silos)
     return {
-        name: {"seconds": statistics.median(own), "passes": own, "kilobytes": sizes[name]}
+        name: {
+            "seconds": statistics.median(own),
+            "passes": own,
+            "kilobytes": sizes[name],
+            "memory": {kind: max(one[kind] for one in peaks[name]) for kind in peaks[name][0]},
+        }
         for name, own in found.items()
     }
 
