@@ -62,6 +62,7 @@ def _tried(model: Model, batch: Batch) -> Any:
     except Exception as cause:
         raise ConfigError(
             f"{_name(model)} cannot take a batch of shape {_shapes(batch.data)}: {cause}"
+            f"{_cure(model, batch.data)}"
         ) from cause
     _check_buffers(model, memory.buffers)
     model.stochastic = not torch.equal(before, _rng_state(model.device))
@@ -71,6 +72,22 @@ def _tried(model: Model, batch: Batch) -> Any:
             model._outputs(model.x0, batch, model.start())
         model.generator = not torch.equal(before, _rng_state(model.device))
     return outputs
+
+
+def _cure(model: Model, data: Any) -> str:
+    """What helps with pictures as they come from files: bytes, and channels last."""
+    first = data[0] if isinstance(data, tuple) else None
+    if not isinstance(first, Tensor):
+        return ""
+    cures = []
+    if first.dtype == torch.uint8:
+        cures.append("the inputs are bytes: divide them by 255 where they are read")
+    layers = [layer for layer in model.module.modules() if isinstance(layer, nn.Conv2d)]
+    if layers and first.ndim == 4:
+        wanted = layers[0].in_channels
+        if first.shape[1] != wanted == first.shape[3]:
+            cures.append("torch wants channels first: .permute(2, 0, 1) where they are read")
+    return "".join(f"; {cure}" for cure in cures)
 
 
 def _loss(model: Model, outputs: Any, data: Any) -> object:

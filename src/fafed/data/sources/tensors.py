@@ -106,6 +106,12 @@ def _as_tensor(part: object, name: str) -> Tensor:
     try:
         return torch.as_tensor(part)
     except (TypeError, ValueError, RuntimeError) as cause:
+        if isinstance(part, np.ndarray) and part.dtype.kind in "US" and part.size:
+            raise DataError(
+                f"{name} holds text such as {str(part.flat[0])!r}: give numbers, and for classes "
+                "0, 1, 2 and so on, the same everywhere",
+                fault="arrays",
+            ) from cause
         raise DataError(
             f"{name} holds a {type(part).__name__} that is no tensor: {cause}", fault="arrays"
         ) from cause
