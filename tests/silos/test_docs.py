@@ -240,6 +240,6 @@ def check_run(found: Experiment, tmp_path: Path, server: Machine, machines) -> N
     )
     wanted = fafed.load(place.path).state_dict()
     for name, machine in machines.items():
-        (own,) = (machine.folder / name / "fafed" / "runs").iterdir()
-        got = fafed.load(own).state_dict()
+        (own,) = (machine.folder / name / "fafed" / "runs").glob("*/model.safetensors")
+        got = fafed.load(own.parent).state_dict()
         assert all(torch.equal(wanted[key], leaf) for key, leaf in got.items())
