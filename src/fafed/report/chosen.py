@@ -10,9 +10,7 @@ from fafed.experiments.rundir import RunDir, all_runs
 TRIALS = "tune-"  # `fafed tune` keeps the trials of an algorithm in a folder with this prefix
 
 
-def chosen(
-    roots: Sequence[Path], command: str = "fafed report"
-) -> tuple[list[RunDir], list[str]]:
+def chosen(roots: Sequence[Path], command: str = "fafed report") -> tuple[list[RunDir], list[str]]:
     """The runs below these folders, each once, and what to say about those that are left out.
 
     The trials of a search are no results: their settings were tried, not chosen. They are shown
