@@ -294,9 +294,12 @@ def list_runs(root: Root = ROOT, as_json: Json = False) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from fafed.experiments.rundir import all_runs
+    from fafed.report.chosen import chosen
 
-    rows = [_row(place) for place in all_runs(root)]
+    found, said = chosen([root], "fafed runs --runs")
+    for note in said:
+        typer.echo(note, err=True)
+    rows = [_row(place) for place in found]
     if as_json:
         print_json(rows)
         return
