@@ -67,7 +67,7 @@ def test_a_scale_is_applied_after_gaps_are_filled(tmp_path):
         ("ward", "age2", "", ""),
         ("chol,sick", "cholesterol,sick", "has no column 'chol'", "columns"),
         ("typical", "atypical", "'atypical', which is not among its categories", "categories"),
-        ("60", "old", "'age' holds text", "categories"),
+        ("60", "old", "'age' holds text", "text"),
         ("yes", "maybe", "'maybe', which is not among the classes", "target"),
         ("60", "inf", "NaN or infinity", "not finite"),
     ],

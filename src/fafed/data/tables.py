@@ -193,7 +193,7 @@ class Table:
             raise DataError(
                 f"{path}: column {name!r} holds text: list its values in table.categories, or "
                 "leave it out of inputs",
-                fault="categories",
+                fault="text",
             )
         values[present] = numbers
         if gaps.any():
