@@ -1,8 +1,8 @@
 """Poisson sampling: each example is in a batch with the same probability, on its own.
 
 This is what the accounting of differential privacy assumes. Batches differ in size. In a draw they
-are filled up to a cap with rows that do not count. Whether an example is drawn is a function of (seed, client,
-step, example), so one example more or less changes no other draw.
+are filled up to a cap with rows that do not count. Whether an example is drawn is a function of
+(seed, client, step, example), so one example more or less changes no other draw.
 """
 
 from __future__ import annotations
@@ -143,6 +143,4 @@ class Poisson(Examples):
         places, width = np.arange(n), max(1, AT_ONCE // n)
         for start in range(0, len(at), width):
             some = at[start : start + width, None]
-            yield from randomness.uniform(
-                randomness.keys(purpose, self.seed, client, some, places)
-            )
+            yield from randomness.uniform(randomness.keys(purpose, self.seed, client, some, places))
