@@ -133,7 +133,7 @@ def _run(
         with interruptible(), Display(quiet=as_json) as display:
 
             def show(record: Record) -> None:
-                display.update(label, experiment.rounds, record)
+                display.update(label, experiment.rounds, record, experiment.privacy_options())
                 if tracker:
                     tracker.record(record)
 

@@ -152,7 +152,8 @@ def _shown(
     with interruptible(), Display(quiet=quiet) as display:
 
         def show(index: int, record: Any) -> None:
-            display.update(labels[index], chosen[index].rounds, record)
+            found = chosen[index]
+            display.update(labels[index], found.rounds, record, found.privacy_options())
 
         display.update(labels[0], chosen[0].rounds, None)
         go(show)
