@@ -44,9 +44,12 @@ def trial(ledger: Ledger, task: str, changes: Setting) -> Entry:
 
 
 def wanted() -> Iterator[tuple[str, Setting]]:
-    """The cheap tasks first, so that an early end leaves complete columns."""
-    changes: list[Setting] = [(), *WITHOUT.values()]
-    changes += [(("eta", eta),) for eta in ETAS] + [(("rank", rank),) for rank in RANKS]
+    """The step sizes first: the default needs them on every task. Then the cheap tasks first, so
+    that an early end leaves complete columns."""
+    for task in ROUNDS:
+        for eta in ETAS:
+            yield task, (("eta", eta),)
+    changes = [*WITHOUT.values(), *((("rank", rank),) for rank in RANKS)]
     for task in ROUNDS:
         for change in changes:
             yield task, change
