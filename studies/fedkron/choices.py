@@ -20,7 +20,7 @@ EVERY = 3  # rounds from one evaluation to the next
 ETAS = (0.09, 0.18, 0.36)
 WHOLE: Setting = (("eta", 0.18),)
 WITHOUT: dict[str, Setting] = {  # one part off at a time
-    "the bound on local steps": (("kappa", 0.0),),
+    "the bound on gradients": (("kappa", 0.0),),
     "momentum of the server": (("mu", 0.0),),
     "memory of the scale": (("beta", 0.0),),
     "directions: all alike in a layer": (("rank", 1), ("rho", 1.0)),

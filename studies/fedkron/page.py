@@ -69,10 +69,11 @@ without sending it:
    The floor phi keeps directions with almost no gradient from being blown up. The size of the
    layer's first weights sets the unit, so one step size fits layers of any size.
 5. A client that has seen all messages computes R, the momentum and x itself, from the mean gradient
-   that the server sends down. So one vector goes each way, as in FedAvg.
-6. In the first rounds R knows few directions, and a local step could be huge. A bound on the length
-   of local steps prevents it. It rises with the rounds. What a client sends is bounded, too, so the
-   server steps along what the clients did.
+   that the server sends down. So one vector goes each way, as in FedAvg, and one number per layer.
+6. In the first rounds R knows few directions, and gradients may grow a hundredfold within a round.
+   So there is a bound: a gradient of a layer counts as at most twice as long as those of all
+   clients were lately. This usual length is the one number per layer. What a client sends is
+   bounded, too, so the server steps along what the clients did.
 
 The step size falls in a straight line over the run, and the server has Nesterov's momentum.
 [Algorithms](algorithms.md#fedkron) has the update in symbols.
@@ -200,8 +201,11 @@ def _sceptic(found: dict[str, Any], r: Results) -> str:
 ## What a sceptic should know
 
 {where}
-- Its bound breaks what it was made for: on the [counterexample](#theory) of the paper it leads away
-  from the optimum. Nobody knows yet how often that happens on real data.
+- Its bound is a factor of each client's own. Where it acts, the scale is not shared, and the
+  [theory](#theory) does not hold. It acts in the first rounds, and on gradients that are more than
+  twice as long as usual. A client whose gradients are always so long would be held back.
+- With 20 local steps it ends farther from the optimum of the [counterexample](#theory) than it
+  began, with the bound and without it.
 - Each layer needs a matrix decomposition per round and a matrix product per step. See
   [Seconds](#seconds), and count them.
 - With absent clients the server [sends more](#when-clients-are-absent) than the model: three times
