@@ -46,7 +46,7 @@ fast methods begin.{state}
   two best of the others in the mean of the three settings above.
 - Each has three trials of its step size, with seed 0. The best one on held-out data after the last
   round is measured with seeds {listing([str(seed) for seed in SEEDS])} on the test set. Step sizes
-  fall to {100 * END:g} %.
+  fall to {100 * END:g} %. FedKron ran with an earlier form of its bound on local steps.
 - The presets `cifar-10-dirichlet-0.6`, `cifar-10-dirichlet-0.1` and `cifar-10-silos` are larger.
   They have not been measured.
 """

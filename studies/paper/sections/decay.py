@@ -25,7 +25,8 @@ own. The seeds ({seeds}) were used for no choice before. Every method has {p.tri
 held-out data ({100 * share:.0f} % of T rounds, each with a fall of its own): step sizes around
 those that earlier searches had chosen, or a small grid for the newer methods. FedAdam and FedAMS
 have twice as many: each is tried with a step of the server that stays, and with one that falls,
-too. The numbers are those of the last evaluation.
+too. FedKron ran with an earlier form of its bound on local steps. The numbers are those of the last
+evaluation.
 
 {tables.levels_table(f, columns, p.methods)}
 FAFED's place. {verdicts.sentence(verdicts.standings(f, columns, p.methods))}
