@@ -163,7 +163,7 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
 
     eta: float = hyper(0.18, above(0), "the step size; it falls over the run")
     mu: float = hyper(0.8, between(0, 1), "the momentum of the server")
-    beta: float = hyper(0.9, between(0, 1), "the memory of the scale")
+    beta: float = hyper(0.9, between(0, 1), "the memory of the scale and of the bound")
     rank: int = hyper(64, integer(1), "how many directions of a layer the scale tells apart")
     rho: float = hyper(0.05, above(0), "the smallest scale, relative to the largest")
     kappa: float = hyper(
