@@ -71,7 +71,7 @@ without sending it:
    layer's first weights sets the unit, so one step size fits layers of any size.
 5. A client that has seen all messages computes R, the momentum and x itself, from the mean gradient
    that the server sends down. So one vector goes each way, as in FedAvg, and one number per layer.
-6. In the first rounds R knows few directions, and gradients may grow a hundredfold within a round.
+6. In the first rounds R knows few directions, and gradients may become much longer within a round.
    So there is a bound: a gradient of a layer counts as at most twice as long as those of all
    clients were lately. This usual length is the one number per layer. What a client sends is
    bounded, too, so the server steps along what the clients did.

@@ -85,7 +85,7 @@ What we did with it:
 - The scale of a layer was a whole matrix. Now it has {FedKron().rank} directions and one number for
   all others.
 - Without a bound CIFAR-10 diverges in the first round: there the model leaves a plateau, and within
-  five local steps a client's gradient becomes a hundred times as long. Nothing that is shared
+  five local steps a client's gradient becomes many times as long. Nothing that is shared
   between clients can know that before the round has ended. So the bound is each client's own.
 - The bound was a multiple of the length of the mean step, which rose with the square root of the
   rounds. But at the optimum the mean gradient is 0 and those of the clients are not. So it acted

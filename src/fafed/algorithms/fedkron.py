@@ -19,7 +19,7 @@ For a layer W (m x n, the bias as one more column) and its part G of a gradient:
 top is the largest eigenvalue, |g| the Frobenius norm. In round r = 0, 1, ... of T,
 eta_r = eta / sqrt(q T) (end + (1 - end) (1 - (r + 1/2) / T)).
 
-c is a bound: R knows few directions in the first rounds, and gradients may grow a hundredfold
+c is a bound: R knows few directions in the first rounds, and gradients may become much longer
 within one of them. A gradient of a layer counts as at most kappa times as long as those of all
 clients were lately. So the bound can grow by sqrt(beta + (1 - beta) kappa^2) in a round, 14 % with
 the defaults. It does not act where all are about equally long. A layer whose gradients have all
