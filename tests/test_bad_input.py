@@ -11,6 +11,7 @@ import resource
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from small import experiment, write_data, write_experiment
@@ -152,6 +153,11 @@ class Named(nn.Linear):
     pass
 
 
+class Pair(nn.Linear):
+    def forward(self, x):
+        return super().forward(x), x
+
+
 def lost(module):
     nn.init.constant_(module.weight, math.nan)
     return module
@@ -183,6 +189,28 @@ def lost(module):
         ({"participation": [0, 1]}, "participation has 0 for a round: a round needs a list"),
         ({"participation": "all"}, "participation must be a fraction in .*, got 'all'"),
         ({"participation": None}, "participation must be a fraction in .*, got None"),
+        ({"privacy": 1}, r"privacy must be an object such as fafed.Privacy\(.*\), got 1"),
+        ({"track": 3}, "track must be a text such as 'mlflow:URI', or a list of these, got 3"),
+        ({"on_record": ["log"]}, "on_record must be a function of a record, .* got 'log'"),
+        ({"data_device": "xpu7"}, "data_device 'xpu7' cannot be used: .*; try 'cpu'"),
+        ({"data_processes": "yes"}, "data_processes must be True or False, got 'yes'"),
+        ({"loss": "mse"}, "got 'mse': write torch.nn.functional.mse_loss"),
+        ({"clients": [(X.byte(), Y)]}, r"torch.uint8: give floats, such as pixels.float\(\) / 255"),
+        ({"clients": [(X, Y.int())]}, r"the targets are torch.int32: give targets.long\(\)"),
+        ({"clients": [(X, Y - 1)]}, "labels must be 0 to 1, but the first batch .* from -1 to 0"),
+        ({"clients": [(X, np.array(["no", "yes"] * 20))]}, "number the values, such as with numpy"),
+        ({"clients": [(X,)]}, "client 0 must be .*, got tuple of one: add the targets"),
+        ({"clients": [pandas.DataFrame(X)]}, r"got DataFrame: write \(table\[inputs\].to_numpy"),
+        ({"clients": [[("a.png", 0), ("b.png", 1)]]}, r"give fafed.data.Files\(items, load\) for"),
+        ({"test": CLIENTS}, "for the data of several clients there are clients= and client_test="),
+        (
+            {"model": Pair(3, 2)},
+            r"lambda outputs, targets: F.cross_entropy\(outputs\[0\], targets\)",
+        ),
+        (
+            {"loss": F.binary_cross_entropy, "clients": [(X, torch.stack([Y, Y], 1).bool())]},
+            r"the targets are torch.bool: give targets.float\(\)",
+        ),
     ],
 )
 def test_a_wrong_thing_is_named_with_the_cure(change, words):
@@ -221,6 +249,7 @@ def test_all_calls_answer_in_the_same_way():
         (lambda: fafed.compare(*given, [fafed.FedAvg()], n_rounds=2), "fafed.compare .*rounds$"),
         (lambda: fafed.compare(*given, [fafed.FedAvg()], rounds=1, epochs=2), "local_epochs for"),
         (lambda: fafed.compare(*given, [fafed.FedAvg()], rounds=1, seed=1), "mean 'seeds'"),
+        (lambda: fafed.compare(*given, [fafed.FedAvg()], rounds=1, seeds=3), "seeds must be a li"),
         (lambda: fafed.compare(*given, algorithm=fafed.FedAvg(), rounds=1), "mean 'algorithms'"),
         (lambda: fafed.FedAvg(lr=0.1), "FedAvg has .* 'lr', got 0.1: fafed's word is eta, "),
         (lambda: fafed.FedPD(server_lr=0.1), "FedPD has .* 'server_lr', got 0.1: known: "),
@@ -269,6 +298,16 @@ def growing_until(rounds):
         clients=[(X, X[:, :2])], loss=F.mse_loss, algorithm=fafed.FedAvg(2.5), rounds=rounds
     )
     return result.x
+
+
+def test_a_loss_that_is_beyond_measure_in_the_first_round_stops_the_run(tmp_path):
+    """It does not grow any more afterwards, so there is nothing later to compare it with."""
+    words = r"round 1: the clients' mean loss is \S+e\+\d+, and was 0\.\d+ before the first step"
+    with pytest.raises(fafed.Diverged, match=words) as e:
+        train(algorithm=fafed.FedAvg(1e30), local_steps=3, folder=tmp_path / "run")
+    assert not e.value.history
+    assert e.value.x.abs().max() < 1
+    assert "e+" in RunDir(tmp_path / "run").failure()
 
 
 def test_a_large_loss_that_does_not_grow_is_no_divergence():

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from small import write_data, write_experiment
 from typer.testing import CliRunner
@@ -17,6 +19,7 @@ from typer.testing import CliRunner
 from fafed import ALGORITHMS, FafedError
 from fafed.cli import app
 from fafed.cli.options import print_json
+from fafed.experiments import model_file
 
 
 def fafed(*arguments):
@@ -92,6 +95,18 @@ def test_export_model(toml, tmp_path):
     for options, words in ((["--adapter"], "0 PEFT models"), (["--adapter", "--trainable"], "two")):
         with pytest.raises(FafedError, match=words):
             call("export", "model", run, "-o", tmp_path / "adapter", *options)
+    shutil.rmtree(run / "checkpoints")  # of a run from Python only the files of its end are known
+    toml = run / "experiment.toml"
+    toml.write_text(toml.read_text().replace('name = "softmax"', 'name = "python:Net"'))
+    for option, name in (((), "model"), (("--best",), "best")):
+        call("export", "model", run, "-o", tmp_path / "m.safetensors", *option)
+        own, copy = (
+            model_file.read(p) for p in (run / f"{name}.safetensors", tmp_path / "m.safetensors")
+        )
+        assert own.facts == copy.facts
+        assert all(torch.equal(own.tensors[name], copy.tensors[name]) for name in own.tensors)
+    with pytest.raises(FafedError, match="does not say how to build the model"):
+        call("export", "model", run, "-o", tmp_path / "m.safetensors", "--trainable")
     with pytest.raises(FafedError, match="there is no run"):
         call("export", "model", tmp_path / "nowhere", "-o", tmp_path / "m.safetensors")
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torchmetrics.classification import MulticlassF1Score
 
 import fafed
 from fafed.core.batch import Batch
@@ -76,6 +77,34 @@ def test_a_loss_of_output_and_batch():
         return F.cross_entropy(output.logits.reshape(-1, 5), batch["labels"].reshape(-1))
 
     torch.testing.assert_close(train(tagger(), loss=own).x, train(tagger()).x)
+
+
+class Judge(nn.Linear):
+    """A score for each class, as classifiers of transformers return it."""
+
+    def forward(self, x, labels):
+        logits = super().forward(x)
+        return SimpleNamespace(loss=F.cross_entropy(logits, labels), logits=logits)
+
+
+def test_objects_of_torchmetrics_get_logits_and_labels():
+    """Objects of one's own get the output and the batch."""
+
+    class Seen:
+        def reset(self):
+            self.found = []
+
+        def update(self, output, batch):
+            self.found.append(len(output.logits) == len(batch["x"]))
+
+        def compute(self):
+            return float(all(self.found))
+
+    data = {"x": torch.randn(12, 3), "labels": torch.arange(12) % 4}
+    metrics = {"f1": MulticlassF1Score(4), "ours": fafed.metrics.f1, "seen": Seen()}
+    found = train(Judge(3, 4), [data], test=data, metrics=metrics).history[-1].test
+    assert found["f1"] == pytest.approx(found["ours"])
+    assert found["seen"] == 1
 
 
 def test_auto_takes_vmap_for_a_small_model():

@@ -16,7 +16,7 @@ from fafed.report.curves import make_curves
 from fafed.report.page import page
 from fafed.report.payload import MOST_CLIENTS, heat_maps, thin, to_json
 from fafed.report.quantities import primary
-from fafed.report.sections import compared, finding
+from fafed.report.sections import compared, finding, settings
 from fafed.report.tables import table
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>&'\""
@@ -173,6 +173,10 @@ def test_the_clients_of_own_data_are_counted() -> None:
     assert "clients" not in compared(make_curves([run]))
     run = dataclasses.replace(run, counts=[[1, 2]] * 3)
     assert "with 3 clients" in compared(make_curves([run]))
+    shown = settings(make_curves([run]))
+    assert "data.folder" in shown
+    assert "data.clients" not in shown
+    assert "data.partition" not in shown
 
 
 def test_the_page_says_what_it_must() -> None:

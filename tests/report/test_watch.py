@@ -14,11 +14,14 @@ import threading
 
 import pytest
 from small import experiment, write_data
+from typer.testing import CliRunner
 
+from fafed.cli import app
 from fafed.errors import FafedError
 from fafed.experiments.config import Experiment
 from fafed.experiments.execute import execute
-from fafed.experiments.rundir import RunDir
+from fafed.experiments.rundir import RunDir, all_runs
+from fafed.experiments.tuning import tune
 from fafed.report import watch
 from fafed.report.chosen import chosen
 from fafed.report.watch import serving
@@ -215,18 +218,23 @@ def test_the_command_says_where_and_ends_cleanly(number, tmp_path):
 
 
 def test_the_trials_of_a_search_are_no_runs(data, tmp_path):
+    """The search makes them, so that its folders are the real ones."""
     root = tmp_path / "runs"
-    e = made(data)
-    places = [RunDir.for_experiment(e, root), RunDir(root / "small" / "tune-fafed" / "trial")]
-    for place in places:
-        execute(e, place)
+    e = made(data, search={"fafed": {"eta": [0.1]}})
+    tune(e, "fafed", root, jobs=1)
+    execute(e, RunDir.for_experiment(e, root))
+    places = all_runs(root)
+    assert len(places) == 2
     found, said = chosen([root, places[0].path])
     assert [place.path for place in found] == [places[0].path]  # once, though it is named twice
-    trials = root / "small" / "tune-fafed"
+    trials = root / e.name / "tune-fafed"
     words = f"1 trial of a search is left out: `fafed report {trials}` shows it"
     assert said == [words]
     assert [place.path for place in chosen([trials])[0]] == [places[1].path]
     assert [place.path for place in chosen([places[1].path])[0]] == [places[1].path]
+    told = CliRunner().invoke(app, ["runs", "--runs", str(root), "--json"])
+    assert [row["run"] for row in json.loads(told.stdout)] == [str(places[0].path)]
+    assert f"`fafed runs --runs {trials}` shows it" in told.stderr
     with serving([root]) as address:
         assert "1 run ·" in state(address)["text"]
         assert words in get(address, "/report")[2]

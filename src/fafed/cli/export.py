@@ -46,7 +46,13 @@ def model(
 
     if adapter and trainable:
         raise ConfigError("--adapter and --trainable are two forms of the model: choose one")
-    module, facts = model_file.export(run, which="best" if best else "last")
+    which = "best" if best else "last"
+    if not adapter and not trainable:
+        round = model_file.copy(run, output, which=which)
+        if round is not None:
+            typer.echo(f"{output}: round {round}")
+            return
+    module, facts = model_file.export(run, which=which)
     if adapter:
         model_file.save_adapter(module, output)
     else:

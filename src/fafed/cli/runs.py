@@ -153,10 +153,10 @@ def _run(
         print_json({"run": str(place.path), "finished": place.finished(), "last": last.to_dict()})
         return
     typer.echo(f"{place.path}")
-    measured = "  ".join(f"{name} {value:.4f}" for name, value in last.test.items())
+    measured = "  ".join(last.tested())
     loss = "none" if last.train_loss is None else f"{last.train_loss:.4f}"
     server = f"  server train loss {last.train['loss']:.4f}" if "loss" in last.train else ""
-    typer.echo(f"round {last.round}: train loss {loss}{server}  test {measured or 'not measured'}")
+    typer.echo(f"round {last.round}: train loss {loss}{server}  {measured or 'test not measured'}")
 
 
 def compare(
@@ -294,9 +294,12 @@ def list_runs(root: Root = ROOT, as_json: Json = False) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from fafed.experiments.rundir import all_runs
+    from fafed.report.chosen import chosen
 
-    rows = [_row(place) for place in all_runs(root)]
+    found, said = chosen([root], "fafed runs --runs")
+    for note in said:
+        typer.echo(note, err=True)
+    rows = [_row(place) for place in found]
     if as_json:
         print_json(rows)
         return

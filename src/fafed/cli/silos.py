@@ -101,8 +101,8 @@ def try_out(
         return
     for place in places:
         last = place.records()[-1]
-        measured = "  ".join(f"{name} {value:.4f}" for name, value in last.test.items())
-        typer.echo(f"{place.path}\nround {last.round}: test {measured or 'not measured'}")
+        measured = "  ".join(last.tested()) or "test not measured"
+        typer.echo(f"{place.path}\nround {last.round}: {measured}")
 
 
 @app.command()

@@ -21,7 +21,15 @@ from fafed.data.client_test import part_name, without_client_test
 from fafed.data.sources.examples import BatchSize, Examples, examples_of
 from fafed.data.sources.lazy import Lazy, LazyPart, probe
 from fafed.data.sources.reader import Loading, Reader
-from fafed.data.sources.tensors import Columns, Plain, as_tensors, check_clients, no_examples, plain
+from fafed.data.sources.tensors import (
+    Columns,
+    Plain,
+    as_dataset,
+    as_tensors,
+    check_clients,
+    no_examples,
+    plain,
+)
 from fafed.errors import ConfigError
 
 
@@ -79,10 +87,12 @@ def open_data(
     `client_test.py`. `options` are the sizes of batches and the seed."""
     loading = loading or Loading()
     check_clients(clients)
+    clients = [as_dataset(data, f"client {i}") for i, data in enumerate(clients)]
     shards = [plain(data, f"client {i}") for i, data in enumerate(clients)]
     held = {part: data for part, data in (measured or {}).items() if data is not None}
     if isinstance(client_test, Sequence):
         held |= {part_name(i): data for i, data in enumerate(client_test)}
+    held = {part: as_dataset(data, part) for part, data in held.items()}
     in_memory = {part: plain(data, part) for part, data in held.items()}
     datasets: list[Any] = []
     names: list[str] = []

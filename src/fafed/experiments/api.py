@@ -240,9 +240,10 @@ def start(
             measure.check()
         return Prepared(run, objective, counted(source, held_out, of_clients))
 
-    tracks = [track] if isinstance(track, str) else list(track)
+    tracks: list[str] = _several("track", track, str, "a text such as 'mlflow:URI'")
     for spec in tracks:
         check_tracker(spec)
+    calls: list[OnRecord] = _several("on_record", on_record, Callable, "a function of a record")
     check_algorithm(algorithm)
     return Training(
         prepare,
@@ -251,9 +252,18 @@ def start(
         None if folder is None else RunDir(Path(folder)),
         partial(python_run.describe, given, source, objective, measured, own_tests),
         tracks,
-        [on_record] if callable(on_record) else list(on_record),
+        calls,
         quiet=quiet,
     )
+
+
+def _several(name: str, given: object, kind: Any, what: str) -> list[Any]:
+    """One thing or several of this kind, as a list."""
+    found = [given] if isinstance(given, kind) or not isinstance(given, Sequence) else list(given)
+    for one in found:
+        if not isinstance(one, kind):
+            raise ConfigError(f"{name} must be {what}, or a list of these, got {one!r}")
+    return found
 
 
 def _same_arguments(like: Callable[P, object]) -> Callable[[Callable[..., R]], Callable[P, R]]:

@@ -233,6 +233,17 @@ def export(
     return goal.predict(x, buffers), facts_of(which, digest, round, **more)
 
 
+def copy(run: Path | str, output: Path, *, which: str = "last") -> int | None:
+    """Write the model file of a finished run once more, and return its round. The module is not
+    needed, so this works for runs from Python, too. None: there is no such file, see `export`."""
+    place, file = _place(run, which)
+    if not file.is_file() or _stale(place, file):
+        return None
+    found = read(file)
+    write(output, found.tensors, found.facts)
+    return int(found.facts["round"])
+
+
 def facts_of(which: str, digest: str, round: int, **more: Json) -> dict[str, Json]:
     """What the header of a model file says about the model."""
     kinds = {"last": "the model after the last round", "best": "the lowest validation loss"}

@@ -67,6 +67,20 @@ def plain(function: object) -> object:
     return function
 
 
+def check_callable(loss: object) -> None:
+    """Refuse what is no loss, with what to write in place of a class or a name."""
+    if loss == MODEL or (callable(loss) and not isinstance(loss, type)):
+        return
+    cure = f": write {loss.__name__}()" if isinstance(loss, type) else ""
+    for name in (str(loss).lower(), f"{str(loss).lower()}_loss"):
+        if name.endswith(("_loss", "entropy")) and hasattr(F, name):
+            cure = f": write torch.nn.functional.{name}"
+    raise ConfigError(
+        "loss must be a function of (outputs, targets), or 'model' for the model's own, got "
+        f"{loss!r}{cure}"
+    )
+
+
 def check_loss(loss: object, data: Any, recurrent: bool) -> None:
     """Refuse a loss that does not fit the form of the batches."""
     if not isinstance(data, Mapping):

@@ -6,7 +6,8 @@ A metric is one of three things:
   all targets of the set. Both are on the CPU. If batches are mappings, it is a function of
   (outputs, batch).
 - An object with `update(outputs, targets)`, `compute()` and `reset()`, such as those of
-  torchmetrics. It sees the batches in order, and nothing is kept in memory.
+  torchmetrics. It sees the batches in order, and nothing is kept in memory. If batches are
+  mappings, it gets (output, batch). One of torchmetrics then gets the logits and batch["labels"].
 - A function that is marked with `fafed.metrics.mean`. It is called on each batch, and its results
   are averaged with the number of examples as weights. Nothing is kept in memory.
 
@@ -182,6 +183,12 @@ def bound(metric: Any, ignored: int | None) -> Any:
 def has_state(metric: object) -> bool:
     """Whether a metric is an object that sees the batches one after another."""
     return all(callable(getattr(metric, name, None)) for name in ("update", "compute", "reset"))
+
+
+def seen_by(metric: object, outputs: Any, targets: Any) -> tuple[Any, Any]:
+    """What an object's `update` gets. Those of torchmetrics compare tensors."""
+    origins = {kind.__module__.partition(".")[0] for kind in type(metric).__mro__}
+    return _plain(outputs, targets) if "torchmetrics" in origins else (outputs, targets)
 
 
 def as_mean(metric: Any) -> tuple[Callable[..., Any], Callable[[float], float]] | None:

@@ -31,8 +31,8 @@ from fafed.objectives import metrics, probing
 from fafed.objectives.autocast import autocast, setting
 from fafed.objectives.base import Evaluation, Loss, Memory, Objective, Parts, Totals
 from fafed.objectives.batches import (
-    MODEL,
     arguments,
+    check_callable,
     compared,
     examples_in,
     own_loss,
@@ -71,11 +71,7 @@ class Model(Objective):
         amp: str | None = None,
     ) -> None:
         super().__init__(clip, weight_decay, sam)
-        if isinstance(loss, type) or (loss != MODEL and not callable(loss)):
-            raise ConfigError(
-                f"loss must be a function of (outputs, targets), or 'model' for the model's own, "
-                f"got {loss!r}" + (f": write {loss.__name__}()" if isinstance(loss, type) else "")
-            )
+        check_callable(loss)
         refuse_what_a_copy_loses(module)
         self.module = moved(copied(uncompiled(module)), device).train()
         self.loss = loss

@@ -62,6 +62,8 @@ def _tried(model: Model, batch: Batch) -> Any:
     except Exception as cause:
         raise ConfigError(
             f"{_name(model)} cannot take a batch of shape {_shapes(batch.data)}: {cause}"
+            + _of_inputs(model, batch.data)
+            + _channels(model, batch.data)
         ) from cause
     _check_buffers(model, memory.buffers)
     model.stochastic = not torch.equal(before, _rng_state(model.device))
@@ -71,6 +73,17 @@ def _tried(model: Model, batch: Batch) -> Any:
             model._outputs(model.x0, batch, model.start())
         model.generator = not torch.equal(before, _rng_state(model.device))
     return outputs
+
+
+def _channels(model: Model, data: Any) -> str:
+    """The cure for colour pictures as they come from files, with their channels last."""
+    layers = [layer for layer in model.module.modules() if isinstance(layer, nn.Conv2d)]
+    first = None if isinstance(data, Mapping) else data[0]
+    if not layers or not isinstance(first, Tensor) or first.ndim != 4:
+        return ""
+    if first.shape[1] != layers[0].in_channels == first.shape[3]:
+        return "; torch wants channels first: .permute(2, 0, 1) where they are read"
+    return ""
 
 
 def _loss(model: Model, outputs: Any, data: Any) -> object:
@@ -87,7 +100,7 @@ def _loss(model: Model, outputs: Any, data: Any) -> object:
             ) from cause
         raise ConfigError(
             f"loss cannot compare outputs {_shape(outputs)} with targets {_shape(data[-1])}: "
-            f"{cause}{_one_hot(plain(model.loss), outputs, data[-1])}"
+            f"{cause}{_of_targets(plain(model.loss), outputs, data[-1])}"
         ) from cause
 
 
@@ -113,15 +126,44 @@ def _check_gradient(model: Model, value: Tensor, batch: Batch) -> None:
         raise ConfigError(f"{_name(model)}: the gradient cannot be computed: {cause}") from cause
 
 
-def _one_hot(loss: object, outputs: Any, targets: Any) -> str:
-    """The cure for integer targets that have one number for each class."""
+def _of_inputs(model: Model, data: Any) -> str:
+    """The cure for numbers that are not floats."""
+    floats = any(p.is_floating_point() for p in model.module.parameters())
+    parts = data.items() if isinstance(data, Mapping) else enumerate(data[:-1])
+    for name, part in parts:
+        if floats and isinstance(part, Tensor) and part.dtype in (torch.uint8, torch.bool):
+            what = f"{name!r}" if isinstance(data, Mapping) else "the inputs"
+            return f"; {what} hold {part.dtype}: give floats, such as pixels.float() / 255"
+    return ""
+
+
+def _of_targets(loss: object, outputs: Any, targets: Any) -> str:
+    """The cure for targets that a loss of torch does not take."""
     entropy = loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
-    if not entropy or not isinstance(outputs, Tensor) or _shape(outputs) != _shape(targets):
+    if isinstance(outputs, tuple) and outputs and isinstance(outputs[0], Tensor):
+        return (
+            "; the model returns several things: give a loss that chooses, such as lambda outputs, "
+            "targets: F.cross_entropy(outputs[0], targets)"
+        )
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
         return ""
-    return (
-        "; the targets have one number for each class: give class numbers, targets.argmax(1), or "
-        "probabilities, targets.float()"
-    )
+    if entropy and outputs.shape == targets.shape:
+        return (
+            "; the targets have one number for each class: give class numbers, targets.argmax(1), "
+            "or probabilities, targets.float()"
+        )
+    whole = not targets.is_floating_point() and targets.dtype != torch.bool
+    if entropy and whole and outputs.ndim > 1 and targets.dtype in (torch.int64, torch.uint8):
+        classes, kept = outputs.shape[1], targets[targets != IGNORED]
+        if len(kept) and not 0 <= kept.min() <= kept.max() < classes:
+            return (
+                f"; the model has {classes} outputs, so labels must be 0 to {classes - 1}, but the "
+                f"first batch has labels from {int(kept.min())} to {int(kept.max())}"
+            )
+    if outputs.is_floating_point() and targets.dtype != outputs.dtype:
+        cure = "targets.long()" if entropy else "targets.float()"
+        return f"; the targets are {targets.dtype}: give {cure}"
+    return ""
 
 
 def _shifted(model: Model, batch: Batch) -> bool:
@@ -205,7 +247,10 @@ def _check_buffers(model: Model, after: tuple[object, ...]) -> None:
 
 
 def _likes_channels_last(model: Model, batch: Batch) -> bool:
-    if model.device.type != "cpu" or model.recurrent or batch.data[0].ndim != 4:
+    images = batch.data[0]
+    if not isinstance(images, Tensor) or images.ndim != 4:
+        return False
+    if model.device.type != "cpu" or model.recurrent:
         return False
     layers = list(model.module.modules())
     if not any(isinstance(layer, nn.Conv2d) for layer in layers):

@@ -106,6 +106,8 @@ def compare(
     A run that diverges does not stop the others. Ctrl-C returns what is finished.
     """
     named = _named(algorithms)
+    if not isinstance(seeds, Sequence | range) or isinstance(seeds, str):
+        raise ConfigError(f"seeds must be a list of seeds, such as (1, 2, 3), got {seeds!r}")
     if not seeds:
         raise ConfigError("seeds is empty: give at least one, such as seeds=(1, 2, 3)")
     results: dict[tuple[str, int], Result] = {}

@@ -363,7 +363,12 @@ def _parameter(value: object) -> str:
 
 def _common(curves: Sequence[Curve]) -> dict[str, object]:
     apart = set(differing([curve.settings for curve in curves]))
-    return {key: value for key, value in curves[0].settings.items() if key not in apart}
+    same = {key: value for key, value in curves[0].settings.items() if key not in apart}
+    if same.get("data.folder") or same.get("data.function"):  # its clients are given, not dealt out
+        same = {
+            k: v for k, v in same.items() if not k.startswith(("data.clients", "data.partition"))
+        }
+    return same
 
 
 def settings(curves: Sequence[Curve]) -> str:

@@ -62,9 +62,13 @@ def build(
     """
     check_algorithm(algorithm)
     rounds, local_steps = checked("rounds", rounds), checked("local_steps", local_steps)
-    privacy = privacy or Privacy()
+    privacy = Privacy() if privacy is None else privacy
+    if not isinstance(privacy, Privacy):
+        raise ConfigError(
+            f"privacy must be an object such as fafed.Privacy(secure=True), got {privacy!r}"
+        )
     check_wire(wire, privacy, baseline)
-    budget = None
+    budget, loss_before = None, None
     cohort = partial(Cohort, participation=participation, failure=failure, seed=seed)
     if privacy.secure:
         cohort = partial(cohort, quorum=quorum)
@@ -80,6 +84,8 @@ def build(
         assert source is not None, "a back end needs the clients' data"
         who = cohort(len(source.examples))
         source = _checked(source, objective)
+        if privacy == Privacy():  # the number would be in an error
+            loss_before = partial(_loss_before, objective, source)
         check_baseline(baseline, source)
         if baseline is not None:
             assert isinstance(source, Shuffled)
@@ -151,7 +157,19 @@ def build(
         measure_every=measure_every,
         check_state=check_state,
         budget=budget,
+        loss_before=loss_before,
     )
+
+
+def _loss_before(
+    objective: objectives.Model | Function, source: Source, clients: Sequence[int]
+) -> float:
+    """The mean loss at the initial model, on the first batch of each of these clients."""
+    start, total = objective.start(), 0.0
+    for client in clients:
+        (batch,) = source.batches(source.draw(("round",), client, 0, 1))
+        total += float(objective.evaluate(objective.x0, batch, start).loss)
+    return total / len(clients)
 
 
 def _checked(source: Source, objective: objectives.Model | Function) -> Source:

@@ -25,7 +25,7 @@ from fafed.engines.client import Oracle
 from fafed.engines.worker_pool import WorkerPool
 from fafed.errors import ConfigError, FafedError
 from fafed.objectives.base import Memory, Metric, Totals
-from fafed.objectives.metrics import as_mean, bound, has_state, one_number
+from fafed.objectives.metrics import as_mean, bound, has_state, one_number, seen_by
 from fafed.objectives.module import Model
 
 Part = Callable[[], Iterable[Batch]]
@@ -313,7 +313,7 @@ class _Collected:
             self.sums[name] = before + total, counted + count
         for outputs, targets in totals.outputs:
             for name, metric in self.evaluator.stateful.items():
-                _called(name, partial(metric.update, outputs, targets))
+                _called(name, partial(metric.update, *seen_by(metric, outputs, targets)))
         if self.evaluator.whole:
             self.kept += totals.outputs
 
@@ -393,7 +393,7 @@ def _called(name: str, metric: Callable[[], Any]) -> Any:
     except Exception as cause:
         raise ConfigError(
             f"metric {name!r} failed: {type(cause).__name__}: {cause}; it must take the outputs "
-            "and targets of this data"
+            "and targets of this data, which for mappings are the model's output and the batch"
         ) from cause
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, TypeGuard
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -39,6 +39,7 @@ class Measure(Protocol):
 
 
 TOO_LARGE = 1e8  # a loss above this multiple of (1 + |first round's loss|) is a divergence
+FirstLoss = Callable[[Sequence[int]], float]  # the mean loss of clients before their first step
 
 
 class State(NamedTuple):
@@ -102,10 +103,12 @@ class Run:
         measure_every: int = 1,
         check_state: bool = False,
         budget: Budget | None = None,
+        loss_before: FirstLoss | None = None,
     ) -> None:
         """budget: with it, records have the epsilon that is spent, and the run stops in time.
         check_state: look for NaN and infinity in the server's state, too, before a round counts.
-        If clients are trusted this is not needed: the next round finds NaN in their messages."""
+        If clients are trusted this is not needed: the next round finds NaN in their messages.
+        loss_before: the loss that a far too large one of the first round is compared with."""
         self.algorithm = algorithm
         self.engine = engine
         self.rounds = checked("rounds", rounds)
@@ -115,6 +118,7 @@ class Run:
         self.measure_every = checked("eval_every", measure_every)
         self.check_state = check_state
         self.budget = budget
+        self.loss_before = loss_before
         self.state = State(algorithm.init(x0), buffers, 0, (), Totals())
         self.underway = False  # whether a round is running that an exception would undo
         if algorithm.population not in (None, engine.population):
@@ -220,9 +224,8 @@ class Run:
                 totals.bytes_down + reply.bytes_down * len(invited) // len(clients),
                 totals.seconds,
             )
-        if self._too_large(loss):
+        if (error := self._grown(loss, clients, number)) is not None:
             self.engine.rollback()
-            error = self._grown(loss, number)
             if self.engine.ranks is not None:
                 self.engine.ranks.agreed = error  # every rank knows this loss and stops here
             raise error
@@ -318,16 +321,19 @@ class Run:
             diagnostics={name: float(value) for name, value in seen.items()},
         )
 
-    def _too_large(self, loss: float | None) -> TypeGuard[float]:
-        """Whether the loss has grown beyond what a run recovers from. A loss may be negative."""
-        if loss is None or self.first_loss is None:
-            return False
-        return loss > TOO_LARGE * (1 + abs(self.first_loss))
-
-    def _grown(self, loss: float, number: int) -> Diverged:
+    def _grown(self, loss: float | None, clients: Sequence[int], number: int) -> Diverged | None:
+        """The error if the loss has grown beyond what a run recovers from. A loss may be negative.
+        The loss of the first round contains its steps, so it is compared with the loss before."""
+        if loss is None:
+            return None
+        before, when = self.first_loss, "in the first round"
+        if before is None and loss > TOO_LARGE and self.loss_before is not None:
+            before, when = self.loss_before(clients), "before the first step"
+        if before is None or not loss > TOO_LARGE * (1 + abs(before)):
+            return None
         return self._stopped(
-            f"round {number}: the clients' mean loss is {loss:.3g}, and was {self.first_loss:.3g} "
-            f"in the first round. {self.algorithm} has diverged: try a smaller eta, or clip=1.0. ",
+            f"round {number}: the clients' mean loss is {loss:.3g}, and was {before:.3g} {when}. "
+            f"{self.algorithm} has diverged: try a smaller eta, or clip=1.0. ",
             None,
             number,
         )

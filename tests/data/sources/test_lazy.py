@@ -7,6 +7,7 @@ import multiprocessing
 import random
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from lazy_data import Augmented, Fixed, Tokens, padded
@@ -89,6 +90,37 @@ def test_tensors_and_datasets_may_be_mixed():
     one, two, three = fixed()
     mixed = train([(one.x, one.y), two, Subset(TensorDataset(three.x, three.y), range(14))])
     assert torch.equal(mixed.x, train(fixed()).x)
+
+
+class Joined(nn.Module):
+    """Takes its inputs in two parts, one inside the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = net()
+
+    def forward(self, parts):
+        first, rest = parts["both"]
+        return self.net(torch.cat([first, rest["more"]], 1))
+
+
+def test_nested_tensors_in_memory():
+    tensors = [(torch.randn(12, 3), torch.arange(12) % 2) for _ in range(CLIENTS)]
+    nested = [({"both": (x[:, :1], {"more": x[:, 1:].numpy()})}, y) for x, y in tensors]
+    sizes = {"rounds": 2, "local_steps": 2, "batch_size": 4, "engine": "loop"}
+    found = fafed.train(Joined(), nested, fafed.FAFED(0.1), test=nested[0], **sizes)
+    plain = fafed.train(net(), tensors, fafed.FAFED(0.1), test=tensors[0], **sizes)
+    assert torch.equal(found.x, plain.x)
+    assert found.history[-1].test == plain.history[-1].test
+    short = ({"both": (torch.zeros(11, 1), {"more": torch.zeros(12, 2)})}, torch.zeros(12))
+    with pytest.raises(fafed.DataError, match="client 0 has tensors of 11, 12 rows"):
+        fafed.train(Joined(), [short], fafed.FAFED(0.1), **sizes)
+
+
+def test_columns_of_a_table():
+    tensors = [(torch.randn(12, 3), torch.arange(12) % 2) for _ in range(CLIENTS)]
+    tables = [(pandas.DataFrame(x.numpy()), pandas.Series(y.numpy())) for x, y in tensors]
+    assert torch.equal(train(tables).x, train(tensors).x)
 
 
 def test_no_back_end_but_the_loop():

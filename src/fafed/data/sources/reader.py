@@ -52,6 +52,15 @@ class Loading:
             raise ConfigError(
                 f"collate_fn must be a function of a list of items, got {self.collate_fn!r}"
             )
+        if not isinstance(self.processes, bool):
+            raise ConfigError(f"data_processes must be True or False, got {self.processes!r}")
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError, TypeError) as cause:
+            told = str(cause).splitlines()[0]
+            raise ConfigError(
+                f"data_device {self.device!r} cannot be used: {told}; try 'cpu'"
+            ) from cause
         _ = self.cache_bytes
 
     @property

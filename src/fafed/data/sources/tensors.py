@@ -65,9 +65,12 @@ def plain(data: object, name: str) -> Plain | None:
     elif map_style(data):
         return None
     else:
+        one = isinstance(data, tuple | list) and len(data) == 1
         raise DataError(
             f"{name} must be a Dataset or a tuple of tensors (inputs, targets) or a mapping of "
             f"tensors, got {type(data).__name__}"
+            + (" of one: add the targets" if one else "")
+            + (_FRAME if hasattr(data, "to_numpy") else "")
         )
     lengths = [len(part) if part.ndim else 0 for part in tree.leaves(tensors)]
     if len(set(lengths)) != 1:
@@ -81,6 +84,7 @@ def plain(data: object, name: str) -> Plain | None:
 def map_style(data: object) -> bool:
     """Whether this is a dataset with a length, whose items are read by their index."""
     other = isinstance(data, Tensor | np.ndarray | tuple | list | str | bytes | Mapping)
+    other = other or hasattr(data, "to_numpy")  # a table: its len and [] are about columns
     return not other and hasattr(data, "__len__") and hasattr(data, "__getitem__")
 
 
@@ -102,13 +106,73 @@ def as_tensors(data: object, name: str) -> Columns:
     return tree.map(lambda leaf: leaf[rows], found.tensors)
 
 
-def _as_tensor(part: object, name: str) -> Tensor:
+_FRAME = ": write (table[inputs].to_numpy(), table[target].to_numpy())"
+_ITEMS = (
+    "; a list of items is no Dataset: give fafed.data.Files(items, load) for (path, label), or the "
+    "inputs and the targets of all items as two tensors; for the data of several clients there are "
+    "clients= and client_test="
+)
+
+_TEXT = "; number the values, such as with numpy.unique(values, return_inverse=True)[1]"
+
+
+def _as_tensor(part: Any, name: str) -> Tensor:
+    """Tensors, arrays, lists of numbers, and columns of a table (pandas, polars)."""
+    if hasattr(part, "to_numpy"):
+        part = np.require(part.to_numpy(), requirements="W")
     try:
         return torch.as_tensor(part)
     except (TypeError, ValueError, RuntimeError) as cause:
         raise DataError(
-            f"{name} holds a {type(part).__name__} that is no tensor: {cause}", fault="arrays"
+            f"{name} holds a {type(part).__name__} that is no tensor: {cause}"
+            + (_ITEMS if isinstance(part, tuple | list | Mapping) else "")
+            + (_TEXT if isinstance(part, np.ndarray) and part.dtype.kind in "OSU" else ""),
+            fault="arrays",
         ) from cause
+
+
+def as_dataset(data: Any, name: str) -> Any:
+    """Nested tuples and mappings of tensors as a dataset. Anything else stays as it is."""
+    if isinstance(data, Mapping) and any(map(_nested, data.values())):
+        return Nested(data, name)
+    if isinstance(data, tuple | list) and len(set(map(_nested, data))) == 2:  # not a list of items
+        return Nested(data, name)
+    return data
+
+
+def _nested(part: object) -> bool:
+    """Whether this part of a batch has parts itself."""
+    parts = part if isinstance(part, tuple) else ()
+    inside = any(isinstance(one, Tensor | np.ndarray | Mapping) for one in parts)
+    return isinstance(part, Mapping) or inside
+
+
+class Nested:
+    """Nested tuples and mappings of tensors in memory, with one row per example, as a dataset that
+    is read batch by batch."""
+
+    def __init__(self, data: Any, name: str) -> None:
+        parts = data if isinstance(data, Mapping) else tuple(data)
+        self.data = self._tensors(parts, name)
+        lengths = {len(leaf) if leaf.ndim else 0 for leaf in tree.leaves(self.data)}
+        if len(lengths) != 1:
+            raise DataError(
+                f"{name} has tensors of {', '.join(map(str, sorted(lengths)))} rows: each needs "
+                "one row for each example"
+            )
+
+    def _tensors(self, data: Any, name: str) -> Any:
+        if isinstance(data, Mapping):
+            return {str(k): self._tensors(part, f"{name}, {k!r}") for k, part in data.items()}
+        if _nested(data):
+            return tuple(self._tensors(part, name) for part in data)
+        return _as_tensor(data, name)
+
+    def __len__(self) -> int:
+        return len(tree.leaves(self.data)[0])
+
+    def __getitem__(self, i: int) -> Any:
+        return tree.take(self.data, i)
 
 
 def _all_items(dataset: Any, name: str) -> Any:
