@@ -1,24 +1,24 @@
 """What secure aggregation costs: seconds and bytes of a round, against the same round in the open.
 
-    python studies/performance/silos/secure.py [--only small,large,flare] [--passes 3]
+    python studies/performance/silos/secure.py [--only small,large,flare,flare-large] [--passes 3]
     python studies/performance/silos/secure.py --render-only
 
 FedAvg on a linear model, one step on one example, so the computation is next to nothing. Silos are
 workers in this process, one after another: 3, 10 and 20 of them at 26,620 parameters (`small`), and
-3 at 50 million (`large`). In `flare`, 3 silos are processes on loopback with mutual TLS, at both
-sizes. Open and secure rounds take turns, and the median of the passes counts. The first round of a
-run is left out. In process, silos do not work at the same time, so their seconds add up. For silos
-with a machine each, only the slowest one counts in each step. Both are measured. 10 and 20 silos at
-50 million parameters are left out: in one process their seconds would add up to minutes, and as
-processes they need more than 24 GiB.
+3 at 50 million (`large`). In `flare` and `flare-large`, 3 silos are processes on loopback with
+mutual TLS. Open and secure rounds take turns, and the median of the passes counts. The first round
+of a run is left out. In process, silos do not work at the same time, so their seconds add up. For
+silos with a machine each, only the slowest one counts in each step. Both are measured. 10 and 20
+silos at 50 million parameters are left out: in one process their seconds would add up to minutes,
+and as processes they need more than 24 GiB.
 
 Over FLARE each silo's peak memory is measured, too: what is private to its process, and what is
 resident, which has the pages of mapped files in it (see large.py).
 
 The results are in secure.json, each case with the options that it was measured with. They are
-merged, so cases can be measured one by one. The table of docs/privacy.md is written from it. On two
-idle cores: small about 1 minute, large 2, flare 7; large needs 4 GiB, flare 10 GiB. Needs
-fafed[nvflare,privacy].
+merged and written after each case, so groups can be measured one by one. The table of
+docs/privacy.md is written from it. On two idle cores: small about 1 minute, large 2, both on FLARE
+7. large needs 4 GiB, flare-large 10 GiB. Needs fafed[nvflare,privacy].
 """
 
 from __future__ import annotations
@@ -176,7 +176,8 @@ def kilobytes(place: RunDir, silos: int) -> float:
 CASES: dict[str, list[tuple[str, Any, int, int]]] = {
     "small": [("in process", in_process, n, SMALL) for n in (3, 10, 20)],
     "large": [("in process", in_process, 3, LARGE)],
-    "flare": [("on FLARE", over_flare, 3, size) for size in (SMALL, LARGE)],
+    "flare": [("on FLARE", over_flare, 3, SMALL)],
+    "flare-large": [("on FLARE", over_flare, 3, LARGE)],
 }
 
 
