@@ -65,7 +65,44 @@ def test_four_hospitals_are_the_same_each_time(tmp_path, monkeypatch):
     rules = Table.from_dict(tomllib.loads((folder / "table.toml").read_text()))
     own = from_folder(tmp_path / "one", rules)
     found = {(len(y), int(y.sum())) for _, y in own.clients}
-    assert found == {(patients, sick) for patients, sick, *_ in HOSPITALS.values()}
+    assert found == set(HOSPITALS.values())
+    assert found == {(303, 139), (294, 106), (123, 115), (200, 149)}
+    assert len(own.test[1]) == 301
+
+
+def test_four_hospitals_have_the_marginals_of_the_real_ones(tmp_path, monkeypatch):
+    """Categories and gaps exactly, numbers as far as chance allows."""
+    import csv
+    import tomllib
+
+    monkeypatch.syspath_prepend(str(FOLDER / "heart-disease"))
+    import make_data
+    from real_data import marginals
+
+    make_data.write(tmp_path)
+    rows = {}
+    for name in make_data.HOSPITALS:
+        with (tmp_path / f"{name}.csv").open(encoding="utf-8") as file:
+            _, *rows[name] = csv.reader(file)
+    found = tomllib.loads("\n".join(marginals(rows)))
+    assert list(found) == list(make_data.MARGINALS)
+    for name, groups in make_data.MARGINALS.items():
+        for sick, facts in groups.items():
+            made = found[name][sick]
+            assert made.pop("patients") == facts["patients"]
+            for column, own in made.items():
+                wanted, (low, high) = facts[column], own.pop("range", (0, 0))
+                error = own.pop("mean", 0.0) - wanted.get("mean", 0.0)
+                spread = wanted.get("spread", 0.0)
+                # the last term: oldpeak is cut off at 0, which moves its mean up
+                allowed = 4 * spread / facts["patients"] ** 0.5 + 0.4 * spread
+                assert abs(error) <= allowed, (name, sick, column)
+                assert own.pop("spread", 0.0) <= 1.8 * spread
+                least, most = wanted.get("range", (0, 0))
+                assert least <= low
+                assert high <= most
+                assert own == {k: v for k, v in wanted.items() if k in own}
+                assert own["gaps"] == wanted["gaps"]
 
 
 def test_the_real_records_have_the_form_of_those_made_up(tmp_path, monkeypatch, capsys):

@@ -2,63 +2,72 @@
 
     python make_data.py FOLDER [--seed 0]
 
-FOLDER gets cleveland.csv, hungary.csv, switzerland.csv, long-beach.csv and test.csv. The numbers of
-patients, and of sick ones, are those that the description of the data set states. No row belongs
-to a real person: all columns are drawn from distributions with round numbers, so that sick patients
-are older, have a lower highest heart rate, and so on, and so that hospitals differ. Hospitals have
-gaps as in the real data: Switzerland did not record cholesterol at all.
+FOLDER gets cleveland.csv, hungary.csv, switzerland.csv, long-beach.csv and test.csv. No row belongs
+to a real person. What is taken from the real records is in marginals.toml: for each hospital, and
+there for sick and healthy patients, how many there are, how often each category and a gap occurs,
+and mean, spread and range of each number. Categories and gaps occur here exactly as often. Numbers
+are drawn from a normal distribution with this mean and spread, and cut off at the ends of the
+range. What is made up is how columns depend on each other: within a hospital and a class they do
+not.
+
+test.csv has 301 other patients, from each hospital and class in proportion.
 """
 
 import argparse
 import csv
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-# patients, sick ones, mean age, share of men, share of rows without cholesterol
-HOSPITALS = {
-    "cleveland": (303, 139, 54, 0.68, 0.00),
-    "hungary": (294, 106, 48, 0.72, 0.08),
-    "switzerland": (123, 115, 55, 0.92, 1.00),
-    "long-beach": (200, 149, 59, 0.97, 0.28),
-}
+MARGINALS = tomllib.loads(Path(__file__).with_name("marginals.toml").read_text("utf-8"))
 PAINS = ["typical", "atypical", "non-anginal", "none"]
 COLUMNS = ["age", "sex", "pain", "pressure", "chol", "rate", "angina", "oldpeak", "disease"]
-TEST = (300, 150, 53, 0.75, 0.05)  # patients of no hospital, for the coordinator
+DECIMALS = {"oldpeak": 1}  # other numbers have none
+HOSPITALS = {  # hospital -> its patients, and how many of them are sick
+    name: (sum(group["patients"] for group in groups.values()), groups["yes"]["patients"])
+    for name, groups in MARGINALS.items()
+}
+TEST = 300  # patients for the coordinator, but for rounding
 
 
-def records(
-    r: np.random.Generator, patients: int, sick: int, age: float, men: float, gaps: float
-) -> list[list[object]]:
-    rows = []
-    for ill in r.permutation(np.arange(patients) < sick):
-        years = int(np.clip(r.normal(age + (2.5 if ill else -1.5), 8.5), 28, 80))
-        shares = [0.06, 0.10, 0.17, 0.67] if ill else [0.10, 0.34, 0.38, 0.18]
-        chol = (
-            "" if r.random() < gaps else int(np.clip(r.normal(250 if ill else 240, 50), 120, 560))
-        )
-        rows.append(
-            [
-                years,
-                "male" if r.random() < men + (0.1 if ill else -0.1) * (1 - men) else "female",
-                PAINS[r.choice(4, p=shares)],
-                int(np.clip(r.normal(134 if ill else 129, 18), 90, 200)),
-                chol,
-                int(np.clip(r.normal(133 if ill else 155, 22) - 0.4 * (years - 54), 70, 200)),
-                "yes" if r.random() < (0.55 if ill else 0.14) else "no",
-                round(float(np.clip(r.normal(1.4 if ill else 0.5, 0.9), 0, 6)), 1),
-                "yes" if ill else "no",
-            ]
-        )
-    return rows
+def column(r: np.random.Generator, facts: dict[str, Any], patients: int, decimals: int) -> list:
+    """One column of a group. A gap is an empty text."""
+    kinds = {k: n for k, n in facts.items() if k not in ("gaps", "mean", "spread", "range")}
+    if kinds:
+        return list(r.permutation(np.repeat([*kinds, ""], [*kinds.values(), facts["gaps"]])))
+    gaps = r.permutation(np.arange(patients) < facts["gaps"])
+    if gaps.all():
+        return [""] * patients
+    numbers = np.clip(r.normal(facts["mean"], facts["spread"], patients), *facts["range"])
+    return ["" if gap else f"{x:.{decimals}f}" for x, gap in zip(numbers, gaps, strict=True)]
+
+
+def records(r: np.random.Generator, groups: dict[str, Any], share: float = 1.0) -> list[list[str]]:
+    """The patients of a hospital, or a share of as many others like them."""
+    rows: list[list[str]] = []
+    for sick, facts in groups.items():
+        patients = facts["patients"]
+        columns = [column(r, facts[name], patients, DECIMALS.get(name, 0)) for name in COLUMNS[:-1]]
+        found = [[*row, sick] for row in zip(*columns, strict=True)]
+        rows += found[: round(share * patients)]
+    return [rows[i] for i in r.permutation(len(rows))]
 
 
 def write(folder: Path, seed: int = 0) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for number, (name, facts) in enumerate([*HOSPITALS.items(), ("test", TEST)]):
-        rows = records(np.random.default_rng([seed, number]), *facts)
-        with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
+    test = []
+    share = TEST / sum(patients for patients, _ in HOSPITALS.values())
+    for number, (name, groups) in enumerate(MARGINALS.items()):
+        save(folder / f"{name}.csv", records(np.random.default_rng([seed, number, 0]), groups))
+        test += records(np.random.default_rng([seed, number, 1]), groups, share)
+    save(folder / "test.csv", test)
+
+
+def save(path: Path, rows: list[list[str]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
 
 
 if __name__ == "__main__":

@@ -36,7 +36,6 @@ def data(folder: Path) -> Own:
     if real_data.here():
         print("Records: the real ones.")
         real_data.write(folder)
-        rules["missing"] = "mean"  # of the hospital's own column
     else:
         print("Records: made up. `fafed data get heart-disease` fetches the real ones.")
         make_data.write(folder)

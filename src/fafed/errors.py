@@ -38,6 +38,7 @@ FAULTS = {
     "gaps": "its table has missing values",
     "columns": "its table does not have the columns that its own file names",
     "categories": "its table holds a category that its own file does not list",
+    "text": "its table holds text where its own file expects a number",
     "not finite": "its inputs or targets hold NaN or infinity",
     "too large": "it has an input that is too large to be normalised",
     "inputs": "its examples have another number of inputs than the model takes",

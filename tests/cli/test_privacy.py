@@ -8,10 +8,12 @@ import pytest
 from small import write_data, write_experiment
 from typer.testing import CliRunner
 
-from fafed import ConfigError
+from fafed import ConfigError, Privacy
 from fafed.cli import app
+from fafed.core.records import Record
 from fafed.experiments.config import Experiment
 from fafed.experiments.execute import execute
+from fafed.experiments.progress import facts
 from fafed.experiments.rundir import RunDir
 from fafed.silos.limits import Refusal, refuse_client_level
 
@@ -92,6 +94,18 @@ def test_a_run_keeps_epsilon_in_its_records_and_stops_in_time(small, tmp_path):
     assert spent == pytest.approx(plan["epsilon"][:4])
     execute(experiment, place)  # nothing is left to do
     assert len(place.records()) == 4
+
+
+def test_progress_says_what_is_spent_and_what_may_be():
+    counts = dict.fromkeys(("steps", "gradients", "samples", "bytes_up", "bytes_down"), 0)
+    last = Record(
+        round=3, **counts, seconds=0.0, clients=2, train_loss=None, diagnostics={"epsilon": 1.834}
+    )
+    private = {"level": "example", "noise": 1.0, "clip": 1.0, "delta": 1e-5}
+    for most, told in ((None, ""), (4.0, " of 4.00")):
+        due = f"epsilon 1.83{told} at delta 1e-05 (worst client)"
+        assert facts(last, Privacy(**private, max_epsilon=most)) == due
+    assert facts(last) == "epsilon 1.83"
 
 
 def test_tables_are_checked_and_belong_to_the_experiment(small):

@@ -201,7 +201,7 @@ def test_parquet(tmp_path, table):
     ("columns", "message"),
     [
         ({"bmi": [1.0], "age": [30], "target": [0]}, r"columns age, bmi.*columns bmi, age"),
-        ({"age": [None, 3], "bmi": [1.0, 2.0], "target": [0, 1]}, "'age' has 1 gaps"),
+        ({"age": [None, 3], "bmi": [1.0, 2.0], "target": [0, 1]}, r"'age' has gaps \(1\)"),
         ({"age": [1], "bmi": [1.0], "target": ["yes"]}, "needs a numeric target"),
         ({"name": ["x"], "target": [1]}, "at least one other numeric column"),
         ({}, "needs a numeric target"),
@@ -217,7 +217,7 @@ def test_wrong_parquet(tmp_path, table, columns, message):
 CSV = "target,age,name,bmi\n1,30,x,20.5\n0,40,y,30\n"
 
 
-def test_csv(tmp_path):
+def test_csv(tmp_path, caplog):
     (tmp_path / "a.csv").write_text(CSV)
     (tmp_path / "b.csv").write_text("age,bmi,label\n1,1e0,0\n\n0, 2.0,1\n", "utf-8-sig")
     (tmp_path / "test.csv").write_text("age,bmi,label\n5,6.5,1\n")
@@ -228,6 +228,7 @@ def test_csv(tmp_path):
     assert own.clients[1][1].dtype == torch.int64
     assert own.test[0].tolist() == [[5.0, 6.5]]
     assert data.from_file(tmp_path / "b.csv")[1].tolist() == [0, 1]
+    assert "columns with text, left out: name" in caplog.text
 
 
 def test_a_csv_is_read_like_a_parquet_file(tmp_path, table):
@@ -241,7 +242,7 @@ def test_a_csv_is_read_like_a_parquet_file(tmp_path, table):
     ("text", "message"),
     [
         ("age,bmi,target\n1,2\n", "row 2 has 2 fields, the header has 3"),
-        ("age,bmi,target\n1,,0\n2,3,1\n", "'bmi' has 1 gaps"),
+        ("age,bmi,target\n1,,0\n2,3,1\n", r"'bmi' has gaps \(1\)"),
         ("age,bmi,target\n1,2,yes\n", "needs a numeric target"),
         ("bmi,age,target\n1,2,1\n", r"columns age, bmi.*columns bmi, age"),
         ("age,bmi,target\n1,nan,1\n", "inputs hold NaN"),

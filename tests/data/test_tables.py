@@ -45,7 +45,7 @@ def test_what_happens_to_gaps(tmp_path):
     assert read(path, missing="drop") == ([[60, 0, 1, 200]], [1])
     inputs, _ = read(path, missing="drop", fill={"chol": 7.0})
     assert inputs == [[60, 0, 1, 200], [50, 1, 0, 7]]
-    with pytest.raises(DataError, match=r"column 'sick' has 1 gaps.*'drop' or 'mean'") as error:
+    with pytest.raises(DataError, match=r"column 'sick' has gaps \(1\).*'drop' or 'mean'") as error:
         read(path)
     assert error.value.fault == "gaps"
     without = "age,pain,chol,sick\n1,1,,no\n"
@@ -67,7 +67,7 @@ def test_a_scale_is_applied_after_gaps_are_filled(tmp_path):
         ("ward", "age2", "", ""),
         ("chol,sick", "cholesterol,sick", "has no column 'chol'", "columns"),
         ("typical", "atypical", "'atypical', which is not among its categories", "categories"),
-        ("60", "old", "'age' holds text", "categories"),
+        ("60", "old", "'age' holds text", "text"),
         ("yes", "maybe", "'maybe', which is not among the classes", "target"),
         ("60", "inf", "NaN or infinity", "not finite"),
     ],

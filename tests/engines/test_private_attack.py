@@ -98,9 +98,8 @@ class Pulls(Private):
 
     def combined_sum(self, points, batch, memory):
         ((x, _),), ((pulls,), rows, _) = points, batch.data
-        real = rows >= 0
         total = torch.zeros_like(x).view(-1, D)
-        total[:, 0].index_add_(0, rows[real] // (self.game.others + 1), pulls[real])
+        total[:, 0].index_add_(0, rows // (self.game.others + 1), pulls)
         return total.flatten()
 
 

@@ -9,9 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from fafed.cli import app
+from fafed.errors import FafedError
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "silos.md"
@@ -67,6 +69,12 @@ class Machine:
         assert code == 0, f"{line}\n{told.read_text()}"
         return told.read_text()
 
+    def fails(self, line: str) -> str:
+        """Type a command of fafed that ends with an error. Its words."""
+        with pytest.raises(FafedError) as error:
+            self.type(line)
+        return str(error.value)
+
     def _fafed(self, line: str, folder: Path) -> str:
         """In this process: most of the time of a new one would be its imports."""
         arguments, _, target = line.partition(" > ")
@@ -74,6 +82,8 @@ class Machine:
         os.chdir(folder)
         try:
             done = CliRunner().invoke(app, shlex.split(arguments)[1:])
+            if isinstance(done.exception, FafedError):
+                raise done.exception
             assert done.exit_code == 0, f"{line}\n{done.output}\n{done.exception}"
             if target:
                 Path(target).write_text(done.output, "utf-8")

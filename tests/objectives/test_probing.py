@@ -62,6 +62,24 @@ def test_a_lazy_layer_is_refused_with_the_cure():
         train(nn.LazyLinear(3))
 
 
+@pytest.mark.parametrize(
+    ("shape", "kind", "words"),
+    [
+        (
+            (12, 3, 8, 8),
+            torch.uint8,
+            r"hold torch.uint8: give floats, such as pixels.float\(\) / 255",
+        ),
+        ((12, 8, 8, 3), torch.float32, r"channels first: \.permute\(2, 0, 1\)"),
+        ((12, 8, 8, 3), torch.uint8, r"/ 255; .*\.permute\(2, 0, 1\)"),
+    ],
+)
+def test_pictures_as_they_come_from_files_are_refused_with_the_cure(shape, kind, words):
+    data = (torch.zeros(shape, dtype=kind), torch.arange(12) % 3)
+    with pytest.raises(fafed.ConfigError, match=words):
+        train(images(), clients=[data])
+
+
 def images(*layers):
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 4, 3), *layers, nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))

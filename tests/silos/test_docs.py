@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import subprocess
 import sys
@@ -11,14 +13,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from guide import ADMIN, ROOT, Machine, commands, files, section
+from guide import ADMIN, GUIDE, ROOT, Machine, commands, files, section
 from silo_tools import final
 
 import fafed
+from fafed.data import Table, from_file
+from fafed.errors import FAULTS
 from fafed.experiments.config import Experiment
 from fafed.experiments.execute import execute
 from fafed.experiments.rundir import RunDir
 from fafed.report.watch import serving
+from fafed.silos.site import Site
 
 pytest.importorskip("nvflare", reason="needs NVIDIA FLARE: pip install 'fafed[nvflare]'")
 
@@ -66,9 +71,40 @@ def test_the_guide_prints_the_rules_of_the_example():
     assert printed == (RECORDS.parent / "table.toml").read_text("utf-8")
 
 
+def test_the_printed_rows_fit_the_printed_rules(tmp_path):
+    (rows,) = [text for kind, text in section("Each institution says") if kind == "csv"]
+    (tmp_path / "records.csv").write_text(rows, "utf-8")
+    rules = Table.from_dict(tomllib.loads(files("The coordinator writes")["table.toml"]))
+    inputs, targets = from_file(tmp_path / "records.csv", rules)
+    experiment = tomllib.loads(files("The coordinator writes")["hospitals.toml"])
+    assert inputs.shape == (2, experiment["model"]["inputs"])
+    assert inputs[1, rules.columns().index("chol")] == 0  # a gap becomes the centre
+    assert targets.tolist() == [0, 1]
+
+
+def test_what_the_page_adds_to_a_file_is_accepted():
+    """The tables that no test over processes adds, or not in these words."""
+    silo: dict[str, object] = {}
+    for step in ("Each institution says", "The same, private", "Slow and broken links"):
+        (added,) = [text for _, text in section(step) if "# added to" in text]
+        silo |= tomllib.loads(added)
+    own = {"folder": "f", "allow": ["softmax"], "data": {"folder": "d"}}
+    site = Site.model_validate(own | silo)
+    assert site.evaluate.share == 0.2
+    assert site.link.rate == 1_000_000
+    authority, pins, on_flower = [text for kind, text in section("Secure agg") if kind == "toml"]
+    assert tomllib.loads(authority) == {"secure": silo["secure"]}
+    for text in (authority, pins, on_flower):
+        assert Site.model_validate(own | tomllib.loads(text)).secure != Site(**own).secure
+    (shared,) = [text for kind, text in section("Shared norm") if kind == "toml"]
+    content = tomllib.loads(files("The coordinator writes")["hospitals.toml"])
+    changed = Experiment.from_dict(content | tomllib.loads(shared) | {"name": "hospitals"})
+    assert changed.data.normalise == "shared"
+
+
 @pytest.mark.slow
 def test_three_institutions(tmp_path):
-    made, shared = tmp_path / "made", files("The coordinator writes")
+    made, shared = tmp_path / "made", files("The coordinator writes") | files("The same, private")
     make_records(made)
     here = {"fl.example.org": "localhost", "--silos": f"--port {free_port()} --silos"}
     coordinator = Machine(tmp_path / "coordinator", **here)
@@ -95,9 +131,7 @@ def test_three_institutions(tmp_path):
     for name, machine in machines.items():
         first, *more = commands("Each institution says")
         machine.type(first)
-        (added,) = [text for _, text in section("Each institution says") if "# added to" in text]
-        with (machine.folder / name / "local" / "fafed.toml").open("a") as file:
-            file.write(added)
+        add(machine, name, "Each institution says")
         for line in more:
             assert "this silo would take part" in machine.type(line)
     for line in commands("The server says"):
@@ -110,9 +144,11 @@ def test_three_institutions(tmp_path):
         for member in members:
             for line in commands("Start\n"):
                 Machine(member.kit).type(line)
+        with_bad_data(coordinator, machines["west"], run)
         with serving([server.folder / "runs"]):
             assert "finished" in coordinator.type(run)
         check_run(found, tmp_path, server, machines)
+        privately(coordinator, server, machines)
         server.type(report)
         assert (server.folder / "report").exists()
         coordinator.type(export)
@@ -122,6 +158,10 @@ def test_three_institutions(tmp_path):
         custom.mkdir()
         (custom / "evil.py").write_text("raise SystemExit")
         hostile(coordinator.folder / ADMIN, coordinator.folder / "jobs" / "hospitals")
+        for name, machine in machines.items():
+            whole, noted = commands("Audit")
+            words = machine.type(whole, at=f"{name}/fafed")
+            machine.type(noted.replace("HASH", words.split()[-1]), at=f"{name}/fafed")
         (removal,) = [line for line in commands("Remove a silo") if "disable-client" in line]
         coordinator.type(removal)
     finally:
@@ -133,6 +173,51 @@ def test_three_institutions(tmp_path):
     assert watch == "fafed watch runs"
     leaving = (server.folder / "runs").rglob("audit.jsonl")
     assert not any(str(tmp_path / name) in p.read_text() for p in leaving for name in HOSPITALS)
+
+
+def with_bad_data(coordinator: Machine, west: Machine, run: str) -> None:
+    """The coordinator learns the kind of the fault after one job, and nothing about the rows."""
+    records = west.folder / "records" / "records.csv"
+    good = records.read_text("utf-8")
+    records.write_text(good.replace(",male,", ",man,", 1), "utf-8")
+    words = coordinator.fails(run)
+    records.write_text(good, "utf-8")
+    assert f"west: {FAULTS['categories']}" in words
+    assert "man" not in words.split()
+    session = new_secure_session(ADMIN, str(coordinator.folder / ADMIN))
+    try:
+        assert len(session.list_jobs()) == 1
+    finally:
+        session.close()
+
+
+def add(machine: Machine, name: str, step: str) -> None:
+    """Add to a silo's file what the step adds to it."""
+    (added,) = [text for _, text in section(step) if "# added to" in text]
+    with (machine.folder / name / "local" / "fafed.toml").open("a") as file:
+        file.write(added)
+
+
+def privately(coordinator: Machine, server: Machine, machines: dict[str, Machine]) -> None:
+    """Secure aggregation and differential privacy, without a restart of anything."""
+    check, run = commands("The same, private")
+    told = {}
+    for name, machine in machines.items():
+        add(machine, name, "The same, private")
+        told[name] = machine.type(check)
+        assert "this silo would take part" in told[name]
+    (promised,) = re.findall(r": (\S+) after 20 rounds for west\.", GUIDE.read_text("utf-8"))
+    (planned,) = re.findall(r"after round 20 +(\S+)", told["west"])
+    assert float(planned) == pytest.approx(float(promised), abs=0.05)
+    assert "finished" in coordinator.type(run)
+    (place,) = (RunDir(path) for path in (server.folder / "runs" / "private").iterdir())
+    last = place.records()[-1]
+    assert last.diagnostics["epsilon"] == pytest.approx(float(planned), abs=1e-3)
+    assert last.test["accuracy"] > 0.75
+    lines = (place.path / "audit.jsonl").read_text("utf-8").splitlines()
+    got = {line["kind"] for line in map(json.loads, lines) if line["direction"] == "received"}
+    assert "masked" in got
+    assert "answer" not in got  # of a silo alone
 
 
 def check_run(found: Experiment, tmp_path: Path, server: Machine, machines) -> None:
@@ -155,6 +240,6 @@ def check_run(found: Experiment, tmp_path: Path, server: Machine, machines) -> N
     )
     wanted = fafed.load(place.path).state_dict()
     for name, machine in machines.items():
-        (own,) = (machine.folder / name / "fafed" / "runs").iterdir()
-        got = fafed.load(own).state_dict()
+        (own,) = (machine.folder / name / "fafed" / "runs").glob("*/model.safetensors")
+        got = fafed.load(own.parent).state_dict()
         assert all(torch.equal(wanted[key], leaf) for key, leaf in got.items())

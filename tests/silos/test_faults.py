@@ -262,10 +262,24 @@ def test_an_algorithm_that_is_not_on_the_list_is_not_even_imported(tmp_path, cap
     (tmp_path / "elsewhere.py").write_text("from fafed import FedAvg as Own\n", "utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     found = small(tmp_path, algorithm={"name": "elsewhere:Own", "eta": 0.1})
+    wire, imported = silos(tmp_path), []
+
+    def watched(handle):
+        def found(request):
+            sys.modules.pop("elsewhere", None)  # the server's, in this process
+            answer = handle(request)
+            imported.append("elsewhere" in sys.modules)
+            return answer
+
+        return found
+
+    for worker in wire.workers.values():
+        worker.handle = watched(worker.handle)
     with caplog.at_level(logging.WARNING), pytest.raises(TooFew):
-        run(found, tmp_path, silos(tmp_path))
+        run(found, tmp_path, wire)
     assert "algorithm 'elsewhere:Own' is not on this silo's allow-list" in caplog.text
-    assert "elsewhere" not in sys.modules
+    assert imported
+    assert not any(imported)
 
     own = ["softmax", str(tmp_path / "data"), "elsewhere:Own"]
     run(found, tmp_path, local_federation(tmp_path, allow=own))

@@ -14,12 +14,14 @@ from small import experiment
 from typer.testing import CliRunner
 
 from fafed.cli import app
+from fafed.cli.silo_check import _data
 from fafed.errors import ConfigError, DataError
 from fafed.experiments.config import Experiment
 from fafed.privacy.accounting import Released, epsilon_of
 from fafed.silos.limits import Limits, Refusal
 from fafed.silos.private import Ledger
-from fafed.silos.site import Site
+from fafed.silos.rehearsal import look
+from fafed.silos.site import Site, SiteData
 from fafed.silos.worker import Worker
 
 TABLE = 'target = "sick"\ninputs = ["a", "b", "c"]\nmissing = "mean"\n'
@@ -71,6 +73,25 @@ def test_a_silos_file_has_its_rules_for_tables(kit):
     assert "columns  a, b, c=x, c=y" in shown
     assert "classes  0: 34, 1: 33, 2: 33 rows" in shown
     assert "min_batch_size = 32" in shown
+
+
+def test_what_is_odd_about_the_data_is_noted(tmp_path):
+    """Gaps that were filled, rows that were left out, a column without information, one class."""
+    site = {"function": "", "folder": str(tmp_path)}
+    rows = "1,,5,x,yes\n2,7,5,y,yes\n,,5,y,yes\n"
+    (tmp_path / "records.csv").write_text(f"a,b,c,d,sick\n{rows}")
+    rules = {"target": "sick", "inputs": ["a", "b", "c", "d"], "classes": ["no", "yes"]}
+    rules |= {"missing": "drop", "fill": {"b": 1.0}, "categories": {"d": ["x", "y", "z"]}}
+    found = look(SiteData(**site, table=rules))
+    assert found.notes == (
+        "rows with gaps, left out: 1",
+        "gaps, filled by the rules: b 1",
+        "all rows have the same class",
+        "the same number in all rows: c",
+    )
+    assert "classes  yes: 2 rows (this stays here)" in "\n".join(_data(found))
+    (tmp_path / "records.csv").write_text("a,ward,sick\n1,x,0\n2,y,1\n")
+    assert look(SiteData(**site)).notes == ("columns with text, left out: ward",)
 
 
 def test_what_would_leave_is_what_leaves(kit, tmp_path):

@@ -133,7 +133,7 @@ def _run(
         with interruptible(), Display(quiet=as_json) as display:
 
             def show(record: Record) -> None:
-                display.update(label, experiment.rounds, record)
+                display.update(label, experiment.rounds, record, experiment.privacy_options())
                 if tracker:
                     tracker.record(record)
 
@@ -153,10 +153,10 @@ def _run(
         print_json({"run": str(place.path), "finished": place.finished(), "last": last.to_dict()})
         return
     typer.echo(f"{place.path}")
-    measured = "  ".join(f"{name} {value:.4f}" for name, value in last.test.items())
+    measured = "  ".join(last.tested())
     loss = "none" if last.train_loss is None else f"{last.train_loss:.4f}"
     server = f"  server train loss {last.train['loss']:.4f}" if "loss" in last.train else ""
-    typer.echo(f"round {last.round}: train loss {loss}{server}  test {measured or 'not measured'}")
+    typer.echo(f"round {last.round}: train loss {loss}{server}  {measured or 'test not measured'}")
 
 
 def compare(

@@ -55,8 +55,11 @@ def _data(found: Look) -> Iterator[str]:
     if found.columns:
         yield f"  columns  {', '.join(found.columns)}"
     if found.classes is not None:
-        counts = ", ".join(f"{label}: {rows}" for label, rows in found.classes.items())
+        names = dict(enumerate(found.names))
+        counts = ", ".join(f"{names.get(k, k)}: {rows}" for k, rows in found.classes.items())
         yield f"  classes  {counts} rows (this stays here)"
+    for note in found.notes:
+        yield f"  note     {note}"
 
 
 def _outputs(found: Look) -> int | None:

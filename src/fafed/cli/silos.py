@@ -101,8 +101,8 @@ def try_out(
         return
     for place in places:
         last = place.records()[-1]
-        measured = "  ".join(f"{name} {value:.4f}" for name, value in last.test.items())
-        typer.echo(f"{place.path}\nround {last.round}: test {measured or 'not measured'}")
+        measured = "  ".join(last.tested()) or "test not measured"
+        typer.echo(f"{place.path}\nround {last.round}: {measured}")
 
 
 @app.command()
@@ -152,7 +152,8 @@ def _shown(
     with interruptible(), Display(quiet=quiet) as display:
 
         def show(index: int, record: Any) -> None:
-            display.update(labels[index], chosen[index].rounds, record)
+            found = chosen[index]
+            display.update(labels[index], found.rounds, record, found.privacy_options())
 
         display.update(labels[0], chosen[0].rounds, None)
         go(show)

@@ -48,6 +48,15 @@ class Record:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    def tested(self) -> list[str]:
+        """The test numbers in words. The clients' stand there if nothing else was measured."""
+        if self.test:
+            return [f"test {name} {value:.4f}" for name, value in self.test.items()]
+        return [
+            f"clients' test {name} {own['mean']:.4f} (worst {own['worst']:.4f})"
+            for name, own in self.clients_test.items()
+        ]
+
     def flat(self) -> dict[str, Any]:
         """A flat dictionary: test_accuracy for `test["accuracy"]`, server_train_loss for
         `train["loss"]` (train_loss is the clients'), clients_test_accuracy_worst for

@@ -6,6 +6,7 @@ of a Dataset stay as they are: they are read when a batch needs them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,8 @@ from fafed.data.sources.tensors import as_tensors, plain
 from fafed.data.tables import Table, read_csv, read_parquet
 from fafed.errors import ConfigError, DataError
 
+log = logging.getLogger("fafed")
+
 Pair = tuple[Tensor, Tensor]  # inputs, targets
 
 
@@ -34,6 +37,7 @@ class _Shard(NamedTuple):
     name: str  # for errors
     data: Any  # a Dataset, (inputs, targets), or a mapping of tensors
     columns: tuple[str, ...] = ()  # of a table; their order must be the same, too
+    notes: tuple[str, ...] = ()  # of a table
 
 
 def from_function(path: str, **options: Any) -> Own:
@@ -75,6 +79,9 @@ def from_folder(folder: str | Path, table: Table | None = None) -> Own:
         raise DataError(f"{folder} holds more than one test set, {names}: keep one", fault="files")
     rules = table or Table()
     found = [_read(path, rules) for path in clients]
+    if not rules:  # with rules the user has said what becomes of each column
+        for note in sorted({note for shard in found for note in shard.notes}):
+            log.warning("%s: %s; rules for the table can make them inputs", folder, note)
     return _own(found, _read(tests[0], rules) if tests else None)
 
 
@@ -98,9 +105,10 @@ def files_in(folder: str | Path) -> tuple[list[Path], list[Path]]:
     return clients, tests
 
 
-def columns_in(path: Path, table: Table | None = None) -> tuple[str, ...]:
-    """The names of the inputs of a table; none for a file of arrays."""
-    return _read(path, table or Table()).columns
+def columns_in(path: Path, table: Table | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of the inputs of a table, and notes on its gaps; none for a file of arrays."""
+    found = _read(path, table or Table())
+    return found.columns, found.notes
 
 
 def from_file(path: str | Path, table: Table | None = None) -> Pair:
@@ -221,8 +229,8 @@ def _inputs_targets(named: Mapping[str, Any], path: Path) -> tuple[Any, Any]:
 
 
 def _read_table(path: Path, rules: Table) -> _Shard:
-    inputs, targets, columns = _TABLES[path.suffix](path, rules)
-    return _Shard(str(path), (inputs, targets), columns)
+    inputs, targets, columns, notes = _TABLES[path.suffix](path, rules)
+    return _Shard(str(path), (inputs, targets), columns, notes)
 
 
 _ARRAYS = {".npz": _read_npz, ".safetensors": _read_safetensors}

@@ -39,11 +39,12 @@ Column = npt.NDArray[np.float64]
 
 
 class Read(NamedTuple):
-    """The inputs and targets of a table, and the names of the inputs."""
+    """The inputs and targets of a table, the names of the inputs, and what a reader should know."""
 
     inputs: Any
     targets: Any
     columns: tuple[str, ...]
+    notes: tuple[str, ...] = ()  # what became of gaps and of columns that were not used
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ class Table:
         open_ = {n: gap for n, gap in gaps.items() if n not in self.fill}
         if self.missing == "refuse" and (some := [n for n, gap in open_.items() if gap.any()]):
             raise DataError(
-                f"{path}: column {some[0]!r} has {int(open_[some[0]].sum())} gaps: fill them, or "
+                f"{path}: column {some[0]!r} has gaps ({int(open_[some[0]].sum())}): fill them, or "
                 "give the table missing = 'drop' or 'mean'",
                 fault="gaps",
             )
@@ -170,14 +171,17 @@ class Table:
         if self.missing == "drop":
             for gap in open_.values():
                 dropped |= gap
+        notes = [f"rows with gaps, left out: {dropped.sum()}"] if dropped.any() else []
         kept = np.flatnonzero(~dropped)
         if not len(kept):
             raise DataError(f"{path} has no row without gaps: fill some", fault="empty")
         texts = {name: [column[i] for i in kept] for name, column in texts.items()}
         gaps = {name: gap[kept] for name, gap in gaps.items()}
+        filled = [f"{name} {gaps[name].sum()}" for name in self.inputs if gaps[name].any()]
+        notes += [f"gaps, filled by the rules: {', '.join(filled)}"] if filled else []
         columns = [self._input(path, name, texts[name], gaps[name]) for name in self.inputs]
         inputs = np.concatenate(columns, axis=1).astype(np.float32)
-        return Read(inputs, self._targets(path, texts[self.target]), self.columns())
+        return Read(inputs, self._targets(path, texts[self.target]), self.columns(), tuple(notes))
 
     def _input(self, path: Path, name: str, texts: list[str], gaps: npt.NDArray[Any]) -> Column:
         if name in self.categories:
@@ -189,7 +193,7 @@ class Table:
             raise DataError(
                 f"{path}: column {name!r} holds text: list its values in table.categories, or "
                 "leave it out of inputs",
-                fault="categories",
+                fault="text",
             )
         values[present] = numbers
         if gaps.any():
@@ -310,7 +314,7 @@ def _text(value: object) -> str:
 
 def _gaps(path: Path, name: str, gaps: int) -> DataError:
     return DataError(
-        f"{path}: column {name!r} has {gaps} gaps: fill them, or give rules for the table with "
+        f"{path}: column {name!r} has gaps ({gaps}): fill them, or give rules for the table with "
         "`fill` or `missing`",
         fault="gaps",
     )
@@ -338,4 +342,6 @@ def _without_rules(path: Path, names: Sequence[str], numeric: dict[str, Any]) ->
         )
     targets = numeric.pop(target)
     inputs = np.stack([np.asarray(c, np.float32) for c in numeric.values()], axis=1)
-    return Read(inputs, targets, tuple(numeric))
+    text = [name for name in names if name not in numeric and name != target]
+    notes = (f"columns with text, left out: {', '.join(text)}",) if text else ()
+    return Read(inputs, targets, tuple(numeric), notes)

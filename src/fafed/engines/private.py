@@ -123,7 +123,6 @@ class Private(Objective):
         """The sum over the examples of their gradients at these points, added up with the factors
         of the points and then clipped."""
         data, rows, _ = batch.data
-        real = rows >= 0
         points = [(x.detach(), factor) for x, factor in points]
         x = points[0][0]
         if self.network is not None:
@@ -144,10 +143,10 @@ class Private(Objective):
                 return torch.func.vmap(combined)(part, own)
             return torch.stack([combined(tree.take(part, i), own[i]) for i in range(len(own))])
 
-        return clipped_sum(gradients, real, self.norm, x, strict=self.strict)
+        return clipped_sum(gradients, len(rows), self.norm, x, strict=self.strict)
 
     def _by_network_in_c(self, network: Network, points: Points, batch: Batch) -> Tensor:
-        inputs, targets = _drawn(batch.data)
+        inputs, targets = batch.data.data
         if not len(targets):
             return torch.zeros_like(points[0][0])
         x = points[0][0][None] if len(points) == 1 else torch.stack([own for own, _ in points])
@@ -158,7 +157,7 @@ class Private(Objective):
         return total
 
     def _by_layers(self, layers: Layerwise, points: Points, batch: Batch, memory: Memory) -> Tensor:
-        data = _drawn(batch.data)
+        data = batch.data.data
         count = len(tree.leaves(data)[0])
         total = torch.zeros_like(points[0][0])
         size = max(1, CHUNK_BYTES // (layers.numbers * total.element_size()))
@@ -226,15 +225,6 @@ class Private(Objective):
         except Exception as cause:  # whatever the model does that vmap cannot
             log.warning("gradients are computed one by one, which is slow: %s", cause)
             self.vectorised = False
-
-
-def _drawn(sample: Sample) -> Any:
-    """The data without what only fills up the batch. That is at the end, so nothing is copied."""
-    real = sample.rows >= 0
-    count = int(real.sum())
-    if bool(real[:count].all()):
-        return tree.map(lambda leaf: leaf[:count], sample.data)
-    return tree.take(sample.data, real.nonzero()[:, 0])
 
 
 def refuse_what_mixes_examples(inner: Objective) -> None:

@@ -16,11 +16,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from fafed.core.records import Record
 from fafed.errors import FafedError
 from fafed.experiments.rundir import RunDir
+from fafed.privacy.options import Privacy
 
 PAUSE = 0.2  # seconds between two updates of a notebook
 
 
-def facts(record: Record | None) -> str:
+def facts(record: Record | None, privacy: Privacy | None = None) -> str:
     """A record in a few words."""
     if record is None:
         return "starting"
@@ -34,10 +35,17 @@ def facts(record: Record | None) -> str:
     elif "loss" in record.test:
         parts.append(f"test loss {record.test['loss']:.4f}")
     if "epsilon" in record.diagnostics:
-        parts.append(f"epsilon {record.diagnostics['epsilon']:.2f}")
+        parts.append(f"epsilon {record.diagnostics['epsilon']:.2f}{_promised(privacy)}")
     if record.seconds:
         parts.append(f"{record.round / record.seconds:.2f} rounds/s")
     return "  ".join(parts)
+
+
+def _promised(privacy: Privacy | None) -> str:
+    if privacy is None or privacy.level is None:
+        return ""
+    most = "" if privacy.max_epsilon is None else f" of {privacy.max_epsilon:.2f}"
+    return f"{most} at delta {privacy.delta:g} (worst client)"
 
 
 class Display:
@@ -77,8 +85,10 @@ class Display:
         if self.live:
             self.bars.stop()
 
-    def update(self, name: str, rounds: int, record: Record | None) -> None:
-        """Show how far a run is."""
+    def update(
+        self, name: str, rounds: int, record: Record | None, privacy: Privacy | None = None
+    ) -> None:
+        """Show how far a run is. privacy: what it promises."""
         if self.quiet:
             return
         known = self._with_last_test(name, record)
@@ -86,14 +96,14 @@ class Display:
             if name not in self.tasks:
                 self.tasks[name] = self.bars.add_task(name, total=rounds, facts="")
             done = record.round if record else 0
-            self.bars.update(self.tasks[name], completed=done, facts=facts(known))
+            self.bars.update(self.tasks[name], completed=done, facts=facts(known, privacy))
         elif self.notebook:
-            self._in_notebook(name, rounds, record, facts(known))
+            self._in_notebook(name, rounds, record, facts(known, privacy))
         elif record and record.round != self.seen.get(name):
             self.seen[name] = record.round
             if record.test or record.round == rounds or record.round % max(1, rounds // 10) == 0:
                 print(
-                    f"{name}  round {record.round}/{rounds}  {facts(known)}",
+                    f"{name}  round {record.round}/{rounds}  {facts(known, privacy)}",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -128,4 +138,5 @@ class Display:
         for place in places:
             with contextlib.suppress(FafedError):  # the process that runs it reports damage
                 if place.exists and (last := place.last()):
-                    self.update(place.path.name, place.experiment().rounds, last)
+                    found = place.experiment()
+                    self.update(place.path.name, found.rounds, last, found.privacy_options())

@@ -210,16 +210,8 @@ class Training:
 
 
 def _last(history: Sequence[Record]) -> list[str]:
-    """The newest test numbers in words. The clients' stand there if nothing else was measured."""
-    for record in reversed(history):
-        if record.test:
-            return [f"test {name} {value:.4f}" for name, value in record.test.items()]
-        if record.clients_test:
-            return [
-                f"clients' test {name} {own['mean']:.4f} (worst {own['worst']:.4f})"
-                for name, own in record.clients_test.items()
-            ]
-    return []
+    """The newest test numbers in words."""
+    return next((words for record in reversed(history) if (words := record.tested())), [])
 
 
 def _close(loop: Generator[Record]) -> None:

@@ -63,6 +63,7 @@ def _tried(model: Model, batch: Batch) -> Any:
         raise ConfigError(
             f"{_name(model)} cannot take a batch of shape {_shapes(batch.data)}: {cause}"
             + _of_inputs(model, batch.data)
+            + _channels(model, batch.data)
         ) from cause
     _check_buffers(model, memory.buffers)
     model.stochastic = not torch.equal(before, _rng_state(model.device))
@@ -72,6 +73,17 @@ def _tried(model: Model, batch: Batch) -> Any:
             model._outputs(model.x0, batch, model.start())
         model.generator = not torch.equal(before, _rng_state(model.device))
     return outputs
+
+
+def _channels(model: Model, data: Any) -> str:
+    """The cure for colour pictures as they come from files, with their channels last."""
+    layers = [layer for layer in model.module.modules() if isinstance(layer, nn.Conv2d)]
+    first = None if isinstance(data, Mapping) else data[0]
+    if not layers or not isinstance(first, Tensor) or first.ndim != 4:
+        return ""
+    if first.shape[1] != layers[0].in_channels == first.shape[3]:
+        return "; torch wants channels first: .permute(2, 0, 1) where they are read"
+    return ""
 
 
 def _loss(model: Model, outputs: Any, data: Any) -> object:

@@ -31,7 +31,7 @@ def chunk_size(x: Tensor) -> int:
 
 def clipped_sum(
     gradients: Callable[[slice], Tensor],
-    real: Tensor,
+    count: int,
     clip: float,
     x: Tensor,
     *,
@@ -40,27 +40,25 @@ def clipped_sum(
     """The sum of the examples' gradients, each clipped to the norm `clip`.
 
     gradients: gives the gradients at x of some of the examples, one per row.
-    real: which examples there are. The others fill up the batch, and do not count.
+    count: how many examples there are.
     strict: a gradient with NaN or infinity is an error. If not, it counts as zero.
     """
     total = torch.zeros_like(x)
     size = chunk_size(x)
-    for start in range(0, len(real), size):
-        some = slice(start, start + size)
-        if not real[some].any():
-            continue
-        rows = gradients(some).detach()
+    for start in range(0, count, size):
+        rows = gradients(slice(start, min(start + size, count))).detach()
         norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-        counts = real[some] if strict else real[some] & torch.isfinite(norms)
+        counts = torch.isfinite(norms)
+        counts |= strict
         factors = clip_factors(norms, counts, clip).to(rows.dtype)
         total += factors @ torch.where(counts[:, None], rows, 0.0)
     return total
 
 
-def clip_factors(norms: Tensor, real: Tensor, clip: float) -> Tensor:
-    """What to multiply gradients of these norms by; zero for what only fills up the batch."""
-    check_finite(norms[real])
-    return torch.where(real, clip / norms.clamp(min=clip), 0.0)
+def clip_factors(norms: Tensor, counts: Tensor, clip: float) -> Tensor:
+    """What to multiply gradients of these norms by; zero for those that do not count."""
+    check_finite(norms[counts])
+    return torch.where(counts, clip / norms.clamp(min=clip), 0.0)
 
 
 def check_finite(norms: Tensor) -> None:

@@ -203,7 +203,8 @@ def refuse_client_level(experiment: Experiment) -> None:
     if experiment.privacy_options().level == "client":
         raise Refusal(
             f"privacy.level = 'client' of {experiment.name} works in simulation and on ranks, not "
-            "over silos: use level = 'example', or take it out"
+            "over silos, where everybody knows who takes part: use level = 'example', or leave it "
+            "out (docs/privacy.md)"
         )
 
 

@@ -42,6 +42,8 @@ class Look(NamedTuple):
     inputs: tuple[int, ...]  # the shape of an example
     columns: tuple[str, ...]  # of a table
     classes: dict[int, int] | None  # class -> rows; None: targets are not class numbers
+    names: tuple[str, ...] = ()  # of the classes
+    notes: tuple[str, ...] = ()  # what its people should know before a run
 
     @property
     def numbers(self) -> int:
@@ -58,11 +60,32 @@ def look(data: SiteData) -> Look:
         return Look(str(data.function), count, (), (), None)
     inputs, targets = found
     columns: tuple[str, ...] = ()
-    where = str(data.function)
+    notes: tuple[str, ...] = ()
+    where, rules = str(data.function), data.rules()
     if data.folder:
         (file,), _ = files_in(data.folder)
-        where, columns = str(file), columns_in(file, data.rules())
-    return Look(where, len(inputs), tuple(inputs.shape[1:]), columns, _classes(targets))
+        where = str(file)
+        columns, notes = columns_in(file, rules)
+    classes = _classes(targets)
+    numbers = rules.numbers() or (True,) * len(columns)
+    notes += _problems(inputs, dict(zip(columns, numbers, strict=False)), classes)
+    shape = tuple(inputs.shape[1:])
+    return Look(where, len(inputs), shape, columns, classes, rules.classes, notes)
+
+
+def _problems(
+    inputs: Tensor, columns: Mapping[str, bool], classes: dict[int, int] | None
+) -> tuple[str, ...]:
+    """What does not stop a run, and is rarely meant. columns: name -> whether it is of numbers."""
+    found = []
+    if classes is not None and len(classes) == 1:
+        found.append("all rows have the same class")
+    same = (inputs == inputs[:1]).all(0).flatten().tolist()
+    if constant := [
+        n for (n, number), s in zip(columns.items(), same, strict=False) if number and s
+    ]:
+        found.append(f"the same number in all rows: {', '.join(constant)}")
+    return tuple(found)
 
 
 def _classes(targets: Tensor) -> dict[int, int] | None:

@@ -163,6 +163,7 @@ X, Y = torch.zeros(3, 2), torch.zeros(3, dtype=torch.long)
         ([(X, Y[:2])], "client 0 has tensors of 3, 2 rows"),
         ([X], "client 0 must be a Dataset or a tuple"),
         ([(X, "abc")], "no tensor"),
+        ([(X, np.array(["no", "yes", "no"]))], "number the values, such as with numpy.unique"),
         ([Endless()], "IterableDataset"),
         ([Ragged()], "do not stack"),
     ],

@@ -15,6 +15,7 @@ from fafed.silos.server import TooFew
 from fafed.silos.worker import Worker
 
 THREE = ("a", "b", "c")
+ALGORITHMS = ["fedavg", "scaffold", "fedadam", "stem", "fafed", "fedcm", "mime", "fedglomo"]
 
 
 def same(here, there):
@@ -23,7 +24,7 @@ def same(here, there):
         assert a.to_dict() | {"seconds": 0} == b.to_dict() | {"seconds": 0}
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fafed", "mime", "fedadam", "fedglomo"])
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_silos_give_the_bits_of_the_simulation(name, tmp_path):
     found = secure_experiment(tmp_path, name, clients=3, rounds=2)
     same(in_simulation(found, tmp_path), run(found, tmp_path, federation(tmp_path, THREE)))

@@ -74,5 +74,6 @@ def structure(data: Any) -> Any:
 def not_stackable(name: str, cause: Exception) -> DataError:
     return DataError(
         f"{name}: its items do not stack into tensors ({cause}); return the same shapes and types "
-        "for every example, or give a collate_fn that makes a batch of a list of items"
+        "for every example (pictures: resize them), or give a collate_fn that makes a batch of a "
+        "list of items"
     )

@@ -153,7 +153,8 @@ def probe(reader: Reader, clients: int) -> None:
         if plain and own != like:
             raise DataError(
                 f"clients disagree: an example of client 0 is {like}, one of client {client} is "
-                f"{own}; all clients need the same shapes and types, or a collate_fn"
+                f"{own}; make them alike where they are read (pictures: resize them), or give a "
+                "collate_fn"
             )
         if client == 0 and reader.loading.cache is not None:
             _check_same(found, items.item(client, 0, key=1))

@@ -1,14 +1,15 @@
 """Poisson sampling: each example is in a batch with the same probability, on its own.
 
-This is what the accounting of differential privacy assumes. Batches differ in size. They are filled
-up to a cap with rows that do not count. Whether an example is drawn is a function of (seed, client,
-step, example), so one example more or less changes no other draw.
+This is what the accounting of differential privacy assumes. Batches differ in size. In a draw they
+are filled up to a cap with rows that do not count. Whether an example is drawn is a function of
+(seed, client, step, example), so one example more or less changes no other draw.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,13 +24,14 @@ from fafed.data.sources.examples import BatchSize, Examples
 from fafed.errors import FafedError
 
 Uniform = Callable[[str, int], NDArray[np.float64]]  # a purpose and a count -> numbers in [0, 1)
+AT_ONCE = 2**14  # numbers that decide samples: so many stay in the cache
 
 
 class Sample(NamedTuple):
-    """The data of a batch that was filled up."""
+    """The data of a batch."""
 
     data: Any
-    rows: Tensor  # (cap,): the rows of the pool; -1 for those that fill up the batch
+    rows: Tensor  # of the pool
     expected: Tensor  # the expected number of examples
 
 
@@ -79,9 +81,10 @@ class Poisson(Examples):
         return _rate(self.examples[client], size)
 
     def gather(self, drawn: Drawn) -> Sample:
-        wanted, expected = drawn.rows[..., :-1], drawn.rows[..., -1]
-        data = super().gather(drawn._replace(rows=wanted.clamp(min=0)))
-        return Sample(data, wanted.to(self.device), expected.to(self.device))
+        rows, expected = drawn.rows[:-1], drawn.rows[-1]
+        rows = rows[: int((rows >= 0).sum())]  # what fills up the batch is at its end
+        data = super().gather(drawn._replace(rows=rows))
+        return Sample(data, rows.to(self.device), expected.to(self.device))
 
     def pick(self, drawn: Drawn) -> Sample:
         return self.gather(drawn)
@@ -112,11 +115,12 @@ class Poisson(Examples):
         rows = np.full((1, steps, most + 1), -1)
         # the last column is the expected size of the batch, by which the sum is divided
         rows[..., -1] = max(1, round(rate * n))
-        for k, number in enumerate(at):
-            chosen = own if rate >= 1 else own[self._chosen(kind, client, int(number), n) < rate]
+        everything: Iterator[Indices] = itertools.repeat(own, steps)
+        drawn = (own[numbers < rate] for numbers in self._numbers(kind, client, at, n))
+        for k, chosen in enumerate(everything if rate >= 1 else drawn):
             if len(chosen) > most:
                 raise FafedError(
-                    f"client {client}, step {number}: {len(chosen)} examples were drawn, the batch "
+                    f"client {client}, step {at[k]}: {len(chosen)} examples were drawn, the batch "
                     f"holds {most}. This is very unlikely: start the run with another seed"
                 )
             rows[0, k, : len(chosen)] = chosen
@@ -128,10 +132,15 @@ class Poisson(Examples):
             fresh.to(self.device),
         )
 
-    def _chosen(self, kind: str, client: int, number: int, n: int) -> Any:
+    def _numbers(
+        self, kind: str, client: int, at: Indices, n: int
+    ) -> Iterator[NDArray[np.float64]]:
+        """For each of these steps a number in [0, 1) for each example."""
+        purpose = f"poisson {kind}"
         if self.uniform is not None:
-            return self.uniform(f"poisson {kind} {client} {number}", n)
-        places: Indices = np.arange(n)
-        return randomness.uniform(
-            randomness.keys(f"poisson {kind}", self.seed, client, number, places)
-        )
+            yield from (self.uniform(f"{purpose} {client} {number}", n) for number in at)
+            return
+        places, width = np.arange(n), max(1, AT_ONCE // n)
+        for start in range(0, len(at), width):
+            some = at[start : start + width, None]
+            yield from randomness.uniform(randomness.keys(purpose, self.seed, client, some, places))

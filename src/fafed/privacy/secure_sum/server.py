@@ -162,7 +162,7 @@ class Server:
             self._to_sign = self._agreement()
             return dict.fromkeys(names, Answered(names))
         self._asked = self.answered  # a silo that has not signed may still hand over shares
-        signatures = tuple(self._agreed[name] for name in names)
+        signatures = tuple(self._agreed[name] for name in names[:needed])  # enough for every silo
         return dict.fromkeys(self.answered, Unmask(self.answered, self.dropped, signatures))
 
     @property
