@@ -92,7 +92,7 @@ python -m studies.paper show table-2 --results again --runs runs/again
 | With a falling step size | decay-low, decay-moderate, decay-high |
 | Figures 2 to 4 | those of Table 2, and mnist-low to cifar-10-high |
 | The same with three seeds | mnist-low-again to cifar-10-high-again |
-| Figure 1 | text, wikitext-2-small, wikitext-2 |
+| Figure 1 | text, text-check, wikitext-2 |
 | The first rounds | first-rounds |
 | Table 1 and Theorem 1 | `python -m studies.theory all` |
 | Appendix | long, long-seeds, fashion-mnist-low-b50, fashion-mnist-high-random, sensitivity |

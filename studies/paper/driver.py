@@ -73,6 +73,7 @@ def stages(decisions: Decisions) -> dict[str, Calls]:
             partial(text.control, decisions, seed),
         )
     ]
+    found["text-check"] = [partial(text.checked, decisions, m) for m in p.text.methods]
     found["first-rounds"] = [
         partial(text.first_rounds, decisions, case) for case in p.first_rounds.cases
     ]

@@ -157,6 +157,9 @@ class Findings:
     def text_setting(self, method: str) -> Race | None:
         return or_none(partial(text.chosen, self.decisions, method))
 
+    def text_check(self, method: str) -> Race | None:
+        return or_none(partial(text.checked, self.decisions, method))
+
     def first_rounds(self) -> list[tuple[Case, Outcome]]:
         cases = self.protocol.first_rounds.cases
         runs = [(c, or_none(partial(text.first_rounds, self.decisions, c))) for c in cases]

@@ -102,11 +102,19 @@ class Language(Part):
     control: bool = False  # whether STEM with FAFED's step over rho is run beside it
 
 
+class Check(Part):
+    """A model of another size, for which the same trials are made."""
+
+    experiment: str
+    about: str
+
+
 class Text(Search):
     """The language model for the paper's whole length, as small as that needs."""
 
     experiment: str
     about: str
+    check: Check
     methods: list[str]
     seeds: list[int]
     grids: dict[str, dict[str, list[Any]]]

@@ -17,10 +17,19 @@ from studies.paper.protocol import Case, Settings
 @cached
 def chosen(decisions: Decisions, algorithm: str) -> Race:
     """The search by the loss on held-out text, with the same number of trials for every method."""
+    return _search(decisions, decisions.protocol.text.experiment, algorithm)
+
+
+@cached
+def checked(decisions: Decisions, algorithm: str) -> Race:
+    """The same search with a model of another size."""
+    return _search(decisions, decisions.protocol.text.check.experiment, algorithm)
+
+
+def _search(decisions: Decisions, name: str, algorithm: str) -> Race:
     p = decisions.protocol.text
-    length = decisions.protocol.experiment(p.experiment).rounds
     grid = subset(points(p.grids[algorithm]), p.trials)
-    return decisions.race(p.experiment, algorithm, grid, p, length)
+    return decisions.race(name, algorithm, grid, p, decisions.protocol.experiment(name).rounds)
 
 
 def final(decisions: Decisions, algorithm: str, seed: int) -> Outcome:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
-from statistics import fmean
 
 from fafed import models
 from fafed.experiments.config import Experiment
@@ -12,7 +12,6 @@ from fafed.report.numbers import NOTHING, listing
 from studies.paper import tables, verdicts
 from studies.paper.decisions import points
 from studies.paper.findings import CONTROL, FAFED, STEM, Findings, title
-from studies.paper.ledger import Outcome
 from studies.paper.verdicts import NOT_YET
 
 EPOCHS = 40  # in the public code
@@ -37,7 +36,7 @@ the {words:,} most frequent words (the rest is unknown), and the first {tokens:,
 2,088,628 words of text, in batches of {e.batch_size} columns. Clients (16), steps of a round (10),
 clipping (0.25) and dropout (0.5) are the paper's. There are {e.rounds} rounds in {EPOCHS} epochs,
 where the whole text has 744. A small model on little text need not rank the methods as the paper's
-model does. {_order(f, epochs, trial)}
+model does. {_order(f, epochs)}
 
 **Choice.** Every method has {p.trials} trials of {epochs:.1f} epochs ({trial} rounds, seed
 {f.protocol.choosing_seed}), ranked by the loss on held-out text. alpha, beta, beta1 and beta2 are
@@ -55,8 +54,8 @@ Gradients are clipped to norm 0.25, so sqrt(v) can reach rho = 0.01 in at most 6
 {_coordinates(e):,} coordinates ([why](theory.md#by-arithmetic-alone)). If those few do not matter,
 FAFED is STEM with the step eta/rho. That STEM, with FAFED's alpha, is the control (*{CONTROL}*).
 
-**The paper's sizes.** Step sizes are the paper's, momentum is what was best with them in the small
-model's trials. {_large(f)} Earlier records of these models used a step size that fell one step too
+**The paper's size.** Step sizes are the paper's, momentum is what was best with them in the small
+model's trials. {_large(f)} Earlier records of this model used a step size that fell one step too
 early, and are withdrawn.
 
 ## What happens to FAFED in the first rounds
@@ -73,24 +72,35 @@ last column is the share of coordinates with sqrt(v) above rho in the first and 
 {_first_words(f, math.log(words))}"""
 
 
-def _order(f: Findings, epochs: float, rounds: int) -> str:
-    """The methods by training loss after the first epochs, in small and large models."""
-
-    def ranked(runs: Mapping[str, Outcome], upto: int) -> str:
-        ends = {}
-        for label, run in runs.items():
-            losses = [y for r, y in run.series("train_loss") if r <= upto]
-            ends[label] = fmean(losses[-f.protocol.tail :])
-        return ", ".join(sorted(ends, key=lambda label: ends[label]))
-
-    small = {title(m): own[0] for m in f.protocol.text.methods if (own := f.texts(m))}
-    found = [f"{f.protocol.text.about}: {ranked(small, rounds)}"] if small else []
-    for name, wanted in f.protocol.language.items():
-        if runs := f.language(name):
-            found.append(f"{wanted.about}: {ranked(runs, f.protocol.experiment(name).rounds)}")
-    if len(found) < 2:
-        return "Whether it does is not known: the larger models have not been run yet."
-    return f"By training loss after about {epochs:.0f} epochs, best first: {'; '.join(found)}."
+def _order(f: Findings, epochs: float) -> str:
+    """The methods by the loss of their best trial, in the small model and in a larger one."""
+    p = f.protocol.text
+    races = {
+        title(m): (small, large)
+        for m in p.methods
+        if (small := f.text_setting(m)) and (large := f.text_check(m))
+    }
+    if len(races) < len(p.methods):
+        return f"Whether one of {p.check.about} does is not known: its trials are not complete."
+    losses = {
+        label: [race.winner.end("validation_loss", 1) for race in pair]
+        for label, pair in races.items()
+    }
+    pairs = list(itertools.combinations(losses.values(), 2))
+    alike = sum((a[0] < b[0]) == (a[1] < b[1]) for a, b in pairs)
+    orders = [
+        f"{about}: "
+        + ", ".join(
+            f"{label} {own[i]:.3f}" for label, own in sorted(losses.items(), key=lambda x: x[1][i])
+        )
+        for i, about in enumerate((p.about, p.check.about))
+    ]
+    return (
+        f"So we made the same trials with {p.check.about} on the same text. The methods by the "
+        f"loss of their best trial on held-out text, after {epochs:.1f} epochs: "
+        f"{'; '.join(orders)}. The two models agree on the order of {alike} of {len(pairs)} pairs "
+        "of methods."
+    )
 
 
 def _coordinates(e: Experiment) -> int:
@@ -126,7 +136,7 @@ def _place(f: Findings) -> str:
 
 
 def _large(f: Findings) -> str:
-    """What there is of the models of 200 and 650 dimensions."""
+    """What there is of the model of the paper's size."""
     parts = [verdicts.sentence(verdicts.language_words(f))]
     for name, wanted in f.protocol.language.items():
         if runs := f.language(name):

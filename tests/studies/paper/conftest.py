@@ -38,7 +38,7 @@ def tiny(tmp_path):
     base = experiment(
         tmp_path / "data", search=GRID, settings=own, eval_every=1, checkpoint_every=100
     )
-    names = [*LEVELS, "tiny-low-b10", "other", "text", "text-large"]
+    names = [*LEVELS, "tiny-low-b10", "other", "text", "text-wide", "text-large"]
     data = {"mnist": ["other"], "cifar-10": ["other"]}
     content |= {
         "methods": ["fedavg", "fafed"],
@@ -74,6 +74,7 @@ def tiny(tmp_path):
         "text": content["text"]
         | {
             "experiment": "text",
+            "check": {"experiment": "text-wide", "about": "more dimensions"},
             "methods": ["stem", "fafed"],
             "seeds": [1, 2],
             "trials": 2,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -184,6 +185,11 @@ def check_text(findings):
     page = document.section(findings, "language")
     for method in protocol.text.methods:
         assert f"{findings.loss(findings.texts(method)).mean:.3f}" in page
+    checked = [text.checked(decisions, method).winner for method in protocol.text.methods]
+    assert {o.job.experiment for o in checked} == {"text-wide"}
+    ends = sorted(run.end("validation_loss", 1) for run in checked)
+    assert re.search(rf"more\s+dimensions:\s+\w+\s+{ends[0]:.3f},\s+\w+\s+{ends[1]:.3f}\.", page)
+    assert "of 1 pairs of methods" in " ".join(page.split())
     cases = findings.first_rounds()
     assert [case.about for case, _ in cases] == ["as it is", "no clipping", "STEM"]
     assert [run.job.changes.get("clip") for _, run in cases] == [None, 1e6, None]
@@ -226,7 +232,7 @@ def test_a_stage_alone_and_a_restart(tiny, ran, tmp_path, monkeypatch):
     page = document.section(findings, "language")
     for label, run in {**runs, "STEM, step eta/rho": control}.items():
         assert f"| {label} | {run.end('train_loss', tiny.tail):.3f} |" in page
-    assert "best first: 32 dimensions: " in page
+    assert "Whether one of more dimensions does is not known" in page
     assert figures.write(findings, tmp_path, ["figure-1"]) == ["figure-1"]
     assert "training perplexity" in (tmp_path / "figure-1.svg").read_text("utf-8")
 
