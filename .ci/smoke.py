@@ -104,6 +104,7 @@ def interrupt(record: fafed.Record) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 part = fafed.train(model(), clients, fedavg, on_record=interrupt, **common)
 assert not part.finished
 assert [record.round for record in part.history] == [1, 2, 3, 4]

@@ -204,6 +204,10 @@ def lost(module):
         ({"clients": [[("a.png", 0), ("b.png", 1)]]}, r"give fafed.data.Files\(items, load\) for"),
         ({"test": CLIENTS}, "for the data of several clients there are clients= and client_test="),
         (
+            {"loss": F.mse_loss, "clients": [(X, X[:, 0])], "model": Named(3, 1)},
+            r"outputs \(4, 1\) with targets \(4,\): .* same shape: give targets\[:, None\]",
+        ),
+        (
             {"model": Pair(3, 2)},
             r"lambda outputs, targets: F.cross_entropy\(outputs\[0\], targets\)",
         ),

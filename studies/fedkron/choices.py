@@ -20,7 +20,7 @@ EVERY = 3  # rounds from one evaluation to the next
 ETAS = (0.09, 0.18, 0.36)
 WHOLE: Setting = (("eta", 0.18),)
 WITHOUT: dict[str, Setting] = {  # one part off at a time
-    "the bound on local steps": (("kappa", 0.0),),
+    "the bound on gradients": (("kappa", 0.0),),
     "momentum of the server": (("mu", 0.0),),
     "memory of the scale": (("beta", 0.0),),
     "directions: all alike in a layer": (("rank", 1), ("rho", 1.0)),
@@ -44,9 +44,12 @@ def trial(ledger: Ledger, task: str, changes: Setting) -> Entry:
 
 
 def wanted() -> Iterator[tuple[str, Setting]]:
-    """The cheap tasks first, so that an early end leaves complete columns."""
-    changes: list[Setting] = [(), *WITHOUT.values()]
-    changes += [(("eta", eta),) for eta in ETAS] + [(("rank", rank),) for rank in RANKS]
+    """The step sizes first: the default needs them on every task. Then the cheap tasks first, so
+    that an early end leaves complete columns."""
+    for task in ROUNDS:
+        for eta in ETAS:
+            yield task, (("eta", eta),)
+    changes = [*WITHOUT.values(), *((("rank", rank),) for rank in RANKS)]
     for task in ROUNDS:
         for change in changes:
             yield task, change

@@ -15,11 +15,12 @@ from studies.theory.problems import Counterexample
 RESULTS = Path(__file__).parent / "counterexample.json"
 ROUNDS = 200
 STEPS = (1, 5, 10, 20)
+START = 10.0
 METHODS = {"FedKron": FedKron(), "FedKron without its bound": FedKron(kappa=0.0)}
 
 
 def path(algorithm: AnyAlgorithm, q: int) -> list[float]:
-    """The model after each round. It starts at 10; the optimum is 0."""
+    """The model after each round. It starts at START; the optimum is 0."""
     problem = Counterexample()
     goal = Function(problem.loss, problem.start(), shapes=[(1,)])
     source = problem.source(0, 1)

@@ -22,13 +22,13 @@ from studies.which_algorithm.jobs import SEEDS, TUNING_SEED, Setting
 from studies.which_algorithm.results import words, written
 
 ABSENT = "not run yet"
+GOAL = 0.8  # of the settings, and of the tasks
 NAMES = {
     "skewed": "skewed",
     "fashion-mnist-high": "Fashion-MNIST high",
     "mnist-high": "MNIST high",
     "cifar-10-high": "CIFAR-10 high",
 }
-START = 10.0  # of the counterexample
 SIZES: dict[str, dict[str, Any]] = {  # the models of the tasks here
     "mlp": {"inputs": 784, "outputs": 10, "hidden": (32,)},
     "fashion-cnn": {},
@@ -84,12 +84,24 @@ What we did with it:
   no fixed point.
 - The scale of a layer was a whole matrix. Now it has {FedKron().rank} directions and one number for
   all others.
-- The bound on local steps costs about a point on the easy tasks, but without it CIFAR-10 diverges
-  in the first round. So it stays. We tried to replace its constant: by a floor that falls with the
-  rounds, by one from the size of the clients' own gradients, and by a bound that is the same for
-  all clients. Each was worse on Fashion-MNIST, or diverged on CIFAR-10.
+- Without a bound CIFAR-10 diverges in the first round: there the model leaves a plateau, and within
+  five local steps a client's gradient becomes many times as long. Nothing that is shared
+  between clients can know that before the round has ended. So the bound is each client's own.
+- The bound was a multiple of the length of the mean step, which rose with the square root of the
+  rounds. But at the optimum the mean gradient is 0 and those of the clients are not. So it acted
+  there always, and led away from the optimum of the counterexample. Now the measure is the usual
+  length of the clients' own gradients, whose memory is that of the scale. It is as good on
+  all four tasks, within a point, and has fewer parts.
+- A factor that is the same for all clients and makes the mean step of the last round as long as
+  allowed passes the counterexample, too, and was as good on *skewed*. CIFAR-10 diverged in the
+  first round. The same factor with a bound for each client behind it failed the counterexample.
+- The first bound matters, too. One as long as the gradients at the start, or twice that, was much
+  worse on CIFAR-10 than the present one, a factor of kappa sqrt(1 - beta) from them.
+- Floors that fall with the rounds, or come from the size of the clients' gradients, were worse on
+  Fashion-MNIST or diverged on CIFAR-10.
 
-The trials of rho0 and of these replacements are not part of this study: their code is gone.
+The trials of rho0, of the other bounds and of the floors are not part of this study: their code is
+gone.
 """
 
 
@@ -158,9 +170,8 @@ def rule(ledger: Ledger) -> float:
 def compared(ledger: Ledger) -> str:
     found = dict(networks.there(ledger))
     ahead = [task for task, methods in found.items() if _first(methods)]
-    complete = [task for task in found if len(found[task]) == 1 + len(networks.RIVALS)]
-    won = [task for task in ahead if task in complete]
-    reached = len(won) >= 0.8 * len(networks.TASKS)
+    complete, won = standing(found)
+    reached = len(won) >= GOAL * len(networks.TASKS)
     text = f"""\
 ## On the networks of the paper
 
@@ -172,7 +183,8 @@ those tried, and the same falling step size where a method allows one. Then all 
 There are {len(networks.TASKS)} tasks and {len(networks.RIVALS)} rivals. So far {len(found)}
 {"task has" if len(found) == 1 else "tasks have"} begun and {len(complete)} are complete. By more
 than the spread FedKron is first on {len(won)} of the {len(networks.TASKS)}. On {len(ahead)} of
-those begun it is ahead of the rivals that have been run. The goal is to be first on 80 %.
+those begun it is ahead of the rivals that have been run. The goal is to be first on
+{100 * GOAL:g} %.
 {"It is reached." if reached else "It is not reached."}
 """
     for task in networks.TASKS:
@@ -180,6 +192,12 @@ those begun it is ahead of the rivals that have been run. The goal is to be firs
             text += f"\n### {task}, {networks.rounds(task)} rounds\n\n{_table(found[task])}"
     rest = [task for task in networks.TASKS if task not in found]
     return text + (f"\n{ABSENT.capitalize()}: {listing(rest)}.\n" if rest else "")
+
+
+def standing(found: dict[str, dict[str, Found]]) -> tuple[list[str], list[str]]:
+    """The tasks that have all rivals, and those of them on which FedKron is first."""
+    complete = [task for task in found if len(found[task]) == 1 + len(networks.RIVALS)]
+    return complete, [task for task in complete if _first(found[task])]
 
 
 def _accuracy(method: Found) -> Stat:
@@ -241,7 +259,8 @@ clients may be absent, give `wire = "full"`. The rule is then:
   would need two mean gradients, or x, u and the factors, and either is more than x and the factors.
 
 What one client receives in a round, in vectors as long as the model, by the number of directions.
-FedAvg sends 1.00. The default is {FedKron().rank}; fewer directions are cheaper (`rank`).
+The one number per layer of the bound is part of it. FedAvg sends 1.00. The default is
+{FedKron().rank}; fewer directions are cheaper (`rank`).
 
 {markdown.table(head, rows)}"""
 
@@ -255,7 +274,7 @@ def _sizes(name: str, options: dict[str, Any]) -> list[str]:
 
 def _down(shapes: list[tuple[int, ...]], d: int, rank: int) -> float:
     found = layers(shapes, rank, FedKron().cap)
-    return 1 + (sum(layer.factor_size for layer in found) + 3 * len(found)) / d
+    return 1 + (sum(layer.factor_size for layer in found) + 4 * len(found)) / d
 
 
 def seconds() -> str:
@@ -268,8 +287,8 @@ def seconds() -> str:
     return f"""\
 ## Seconds
 
-A round of FedKron beside one of FedAvg, without evaluation, on one core and in turns. Our goal is
-1.3 times.
+A round of FedKron beside one of FedAvg, without evaluation, on one core and in turns. Other
+programs used the core, too, so only the ratio means something. Our goal is 1.3 times.
 
 {told}"""
 
@@ -278,8 +297,12 @@ def theory() -> str:
     found = json.loads(counterexample.RESULTS.read_text("utf-8"))
     rows = [[r["method"], r["q"], f"{r['farthest']:g}", f"{r['end']:g}"] for r in found]
     table = markdown.table(["method", "q", "farthest from 0", "at the end"], rows)
-    lost = [r["q"] for r in found if r["method"] == "FedKron" and abs(r["end"]) > START]
-    nearer = [r["q"] for r in found if r["method"] != "FedKron" and abs(r["end"]) < START]
+    lost = [
+        r["q"] for r in found if r["method"] == "FedKron" and abs(r["end"]) > counterexample.START
+    ]
+    nearer = [
+        r["q"] for r in found if r["method"] != "FedKron" and abs(r["end"]) < counterexample.START
+    ]
     verdict = (
         f"FedKron fails this test for q = {listing(list(map(str, lost)))}: it ends farther from "
         "the optimum than it began"
@@ -298,21 +321,22 @@ Proven, and tested in the library:
 - *A step of the server is bounded.* Whatever the mean gradient is, P(G) is at most
   |W_0| / sqrt(1 - beta), in the spectral norm: R has seen G before. The limited number of
   directions keeps this, since it only raises R.
-- *Where it rests.* Without the bound and with a constant step size, on quadratics, it rests exactly
-  where FedAvg rests whose step size is the largest of the scale. So the scale adds no bias of its
-  own to that of local steps, and this one vanishes with the step size.
+- *Where it rests.* Where the bound does not act and with a constant step size, on quadratics, it
+  rests exactly where FedAvg rests whose step size is the largest of the scale. So the scale adds no
+  bias of its own to that of local steps, and this one vanishes with the step size.
 - *When it is stable* near that point: [Algorithms](algorithms.md#fedkron) has the condition.
 
 Not proven, only seen: that it gets there from far away, with noise, and on networks.
 
 *The counterexample.* Theorem 1 of the paper has three clients in one dimension, with exact
 gradients 6, -2 and -2 outside [-1, 1] (see [Theory](theory.md#the-counterexample)). Scales that
-differ between clients lead away from its optimum, 0. From {START:g}, with the default,
-{counterexample.ROUNDS} rounds and q local steps:
+differ between clients lead away from its optimum, 0. From {counterexample.START:g}, with the
+default, {counterexample.ROUNDS} rounds and q local steps:
 
 {table}
-{verdict}. The reason is the bound: it shortens the long gradient of one client, and not the others,
-so it is a scale of the client's own. Without the bound it ends nearer than it began for q =
-{listing(list(map(str, nearer)))}. So FedKron shares its scale only as long as the bound does not
-act.
+{verdict}. Without the bound it ends nearer than it began for q = {listing(list(map(str, nearer)))}.
+In the first rounds the bound shortens the long gradient of one client, and not the others. It then
+rises above the lengths of all three, whose largest is 1.6 times their root mean square. On the
+quadratics of [Client drift](theory.md#client-drift), too, it ends nearer to the optimum than it did
+with the earlier bound.
 """

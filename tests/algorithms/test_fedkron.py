@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from problem import Problem, close
@@ -18,7 +20,7 @@ from fafed.training.build import build
 
 N, Q, T = 3, 4, 6
 SETTINGS = {
-    "eta": 0.3, "mu": 0.8, "beta": 0.9, "rank": 9, "rho": 0.05, "kappa": 0.7,
+    "eta": 0.3, "mu": 0.8, "beta": 0.9, "rank": 9, "rho": 0.05, "kappa": 1.3,
     "end": 0.02,
 }  # fmt: skip
 
@@ -82,7 +84,7 @@ class Task:
 
 @pytest.mark.parametrize("wire", ["compact", "full"])
 @pytest.mark.parametrize(
-    "own", [{"kappa": 0.0}, {"kappa": 0.7}, {"kappa": 4.0}, {"rank": 2}, {"rank": 1, "kappa": 0.0}]
+    "own", [{"kappa": 0.0}, {"kappa": 1.3}, {"kappa": 3.0}, {"rank": 2}, {"rank": 1, "kappa": 0.0}]
 )
 def test_equals_the_transcription(wire, own):
     task, own = Task(), SETTINGS | own
@@ -122,8 +124,9 @@ def test_bytes():
     d, factors, numbers = 35, 5 + 2 * 5 + 2 * 3, 3 * 3
     for wire, scales in (("compact", 0), ("full", factors + numbers)):
         *_, record = Task().run(FedKron(**SETTINGS | {"rank": 2}, wire=wire))
-        assert record.bytes_up == (T + 1) * N * d * 8
-        assert record.bytes_down == (d + T * (d + scales)) * N * 8
+        lengths = 3  # one of each layer
+        assert record.bytes_up == (T + 1) * N * (d + lengths) * 8
+        assert record.bytes_down == (d + T * (d + lengths + scales)) * N * 8
 
 
 def test_a_loss_of_another_size_changes_nothing():
@@ -245,6 +248,34 @@ def test_transposed_matrices_are_turned():
     (layer,) = layers([(2, 3), (3,)], 9, 9)
     (W,) = parts(torch.arange(9.0), [layer])
     assert W.tolist() == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+
+
+def test_layers_without_a_first_gradient_learn():
+    """Behind a layer that starts at zero, gradients are 0 at first: no scale and no bound."""
+    module = net()
+    nn.init.zeros_(module.last.weight)
+    task = Task(module=module)
+    xs = task.xs(FedKron(**SETTINGS), 4)
+    first = (xs - task.goal.x0)[:, 5:20].abs().amax(1)
+    assert first[0] > 0  # by the server alone, whose scale has seen the round
+    assert first[-1] > first[0]
+    assert torch.isfinite(xs).all()
+
+
+def test_the_bound_follows_the_usual_length():
+    algorithm = FedKron().bind_model([(3, 4), (3,), (2,)]).bind_run(T, Q)
+    a, lengths = torch.tensor([4.0, 0.0]), torch.tensor([8.0, 5.0])
+    assert algorithm._bound(lengths, a).tolist() == [0.5, 1.0]  # the second has no bound yet
+    assert algorithm._bound(lengths / 2, a).tolist() == [1.0, 1.0]
+    assert algorithm._lengths(torch.arange(17.0)).tolist() == pytest.approx(
+        [math.sqrt(sum(n * n for n in range(15))), math.sqrt(15**2 + 16**2)]
+    )
+
+
+@pytest.mark.parametrize("kappa", [0.7, 1.0, -1.0])
+def test_a_bound_that_could_only_shrink_is_refused(kappa):
+    with pytest.raises(fafed.ConfigError, match="0 or a number > 1"):
+        FedKron(kappa=kappa)
 
 
 def test_it_asks_for_the_number_of_rounds():

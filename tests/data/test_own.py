@@ -231,6 +231,16 @@ def test_csv(tmp_path, caplog):
     assert "columns with text, left out: name" in caplog.text
 
 
+def test_a_file_of_validation_data_would_be_a_client(tmp_path, caplog):
+    for name in ("a", "test"):
+        (tmp_path / f"{name}.csv").write_text(CSV)
+    data.from_folder(tmp_path)
+    assert "read as a client" not in caplog.text
+    (tmp_path / "validation.csv").write_text(CSV)
+    assert len(data.from_folder(tmp_path).clients) == 2
+    assert "validation.csv is read as a client" in caplog.text
+
+
 def test_a_csv_is_read_like_a_parquet_file(tmp_path, table):
     (tmp_path / "a.csv").write_text(CSV)
     table(tmp_path / "b.parquet", target=[1, 0], age=[30, 40], name=["x", "y"], bmi=[20.5, 30.0])

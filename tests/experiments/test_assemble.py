@@ -195,6 +195,28 @@ def test_the_default_metric_is_left_out_where_there_are_no_classes(tmp_path, mon
         prepare(Experiment.from_dict(content | {"metrics": ["accuracy", "mse"]}))
 
 
+@pytest.mark.parametrize("kind", ["float", "int"])
+def test_a_regression_from_files(kind, tmp_path):
+    """Targets are (examples,), outputs (examples, 1): each is compared with its own."""
+    x = np.random.default_rng(0).normal(size=(40, 2)).round(1)
+    y = (10 * x @ [2, -1]).round().astype(kind)
+    for name in ("a", "b", "test"):
+        table = np.column_stack([x, y])
+        np.savetxt(tmp_path / f"{name}.csv", table, "%g", ",", header="p,q,y", comments="")
+    content = {
+        "rounds": 30,
+        "batch_size": "full",
+        "loss": "mse",
+        "metrics": ["mse"],
+        "data": {"folder": str(tmp_path)},
+        "model": {"name": "softmax"},  # outputs: one, found from the data
+        "algorithm": {"name": "fedavg", "eta": 0.2},
+    }
+    *_, last = prepare(Experiment.from_dict(content)).run
+    assert last.test["mse"] == pytest.approx(last.test["loss"])
+    assert last.test["loss"] < 0.1 * y.var()
+
+
 def lazy(tmp_path, kind="Augmented", **data):
     (tmp_path / "users_lazy.py").write_text(
         "from lazy_data import Augmented, Fixed\n"

@@ -126,6 +126,7 @@ def test_digest_follows_what_decides_the_numbers():
         ({"settings": {"fedavgg": {}}}, "settings.fedavgg"),
         ({"settings": {"fedavg": {"eta": -1.0}}}, "FedAvg.eta"),
         ({"name": "../x"}, "name = '../x'"),
+        ({"num_rounds": 3}, "unknown key 'num_rounds'; fafed's word is rounds$"),
     ],
 )
 def test_what_is_wrong_is_named_with_the_cure(change, words):

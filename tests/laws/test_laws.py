@@ -27,7 +27,7 @@ class Cost(NamedTuple):
     down: int | Fraction
     gradients: int  # in a local step
     kept: int | Fraction = 0  # vectors between rounds
-    first_up: int = 0  # vectors more in the first round and its opening
+    first_up: int | Fraction = 0  # vectors more in the first round and its opening
     first_down: int = 0
     samples: Callable[[Problem, int, int], int] = lambda p, q, R: 0  # beyond those of the steps
 
@@ -61,8 +61,11 @@ TABLE = {
     # one gradient at the first step of a lane, one lane in the first round
     "fedglomo": Cost(2, 2, 4, 0, -1, -1, lambda p, q, R: -(2 * R + 2 * q - 1) * p.b),
     "domo": Cost(1, 1, 1, 1),
-    # x, u, F of 3 x 3 numbers and of one, and three numbers for each of two layers
-    "fedkron": Cost(1, 1, 1, Fraction(30, 7), 1, 1, lambda p, q, R: p.B),
+    # a vector and the lengths of two layers; x, u, F of 3 x 3 numbers and of one, and three numbers
+    # for each layer
+    "fedkron": Cost(
+        Fraction(9, 7), Fraction(9, 7), 1, Fraction(30, 7), Fraction(9, 7), 1, lambda p, q, R: p.B
+    ),
     "naive": Cost(1, 1, 1, 1),
     "adam": Cost(1, 1, 1, 2),
     "amsgrad": Cost(1, 1, 1, 3),

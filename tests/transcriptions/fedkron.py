@@ -47,14 +47,14 @@ def top(R):
 
 
 def scale(R, top0, s, rho):
-    """P, and d_eff."""
+    """P."""
     phi = rho**2 * (top(R) + rho**2 * top0)
     if R.ndim == 1:
-        return (lambda G: s * G / (R + phi).sqrt()), (R / (R + phi)).sum()
+        return lambda G: s * G / (R + phi).sqrt()
     M = R + phi * torch.eye(len(R), dtype=R.dtype)
     w, U = torch.linalg.eigh(M)
     root = U @ torch.diag(w**-0.5) @ U.T
-    return (lambda G: s * G @ root), torch.trace(R @ torch.linalg.inv(M))
+    return lambda G: s * G @ root
 
 
 def fedkron(x, g, g0, p, q, T, layers, sizes, eta, mu, beta, rank, rho, kappa, end, rounds=None):
@@ -65,33 +65,37 @@ def fedkron(x, g, g0, p, q, T, layers, sizes, eta, mu, beta, rank, rho, kappa, e
             s.append(W.square().mean().sqrt())
         else:
             s.append(torch.linalg.svdvals(W[:, : layer[1]])[0] / math.sqrt(layer[0]))
-    first = cut(sum(p[i] * g0(i, x) for i in range(N)), layers, sizes)
+    opening = [g0(i, x) for i in range(N)]
+    first = cut(sum(p[i] * opening[i] for i in range(N)), layers, sizes)
+    a = [
+        (1 - beta) * sum(p[i] * cut(opening[i], layers, sizes)[j].norm() ** 2 for i in range(N))
+        for j in range(len(layers))
+    ]
     R = [told_apart(gram(G), rank) for G in first]
     tops = [top(r) for r in R]
     u, found = torch.zeros_like(x), []
     for r in range(rounds or T):
         rate = eta / math.sqrt(q * T) * (end + (1 - end) * (1 - (r + 0.5) / T))
-        sent = []
+        sent, lengths = [], [0.0] * len(layers)
         for i in range(N):
             y, total = x, torch.zeros_like(x)
             for t in range(r * q + 1, r * q + q + 1):
                 clipped, steps = [], []
                 for j, G in enumerate(cut(g(i, t, y), layers, sizes)):
-                    P, d_eff = scale(R[j], tops[j], s[j], rho)
-                    m = 1 if layers[j] is None else layers[j][0]
-                    most = kappa * math.sqrt(1 + r) * s[j] * (m * d_eff).sqrt()
-                    c = min(1.0, float(most / P(G).norm())) if kappa else 1.0
+                    c = min(1.0, float(kappa * a[j].sqrt() / G.norm())) if kappa else 1.0
                     clipped.append(c * G)
-                    steps.append(P(c * G))
+                    steps.append(scale(R[j], tops[j], s[j], rho)(c * G))
+                    lengths[j] += p[i] * (c * G.norm()) ** 2 / q
                 total = total + glued(clipped, layers)
                 y = y - rate * glued(steps, layers)
             sent.append(total / q)
         mean = cut(sum(w * m for w, m in zip(p, sent, strict=True)), layers, sizes)
+        a = [beta * old + (1 - beta) * new for old, new in zip(a, lengths, strict=True)]
         R = [
             told_apart(beta * old + (1 - beta) * gram(G), rank)
             for old, G in zip(R, mean, strict=True)
         ]
-        steps = [scale(R[j], tops[j], s[j], rho)[0](G) for j, G in enumerate(mean)]
+        steps = [scale(R[j], tops[j], s[j], rho)(G) for j, G in enumerate(mean)]
         D = -rate * q * glued(steps, layers)
         u = mu * u + D
         x = x + D + mu * u

@@ -6,17 +6,24 @@ gradient that it has anyway. So there is one gradient per step and one vector ea
 
 For a layer W (m x n, the bias as one more column) and its part G of a gradient:
 
-    opening   G0 = mean gradient at x_0;   R = R0 = G0'G0 / m;   u = 0;   s = |W_0|_2 / sqrt(m)
+    opening   g = gradient at x_0;   G0 = mean of g;   a = (1 - beta) mean of |g|^2
+              R = R0 = G0'G0 / m;   u = 0;   s = |W_0|_2 / sqrt(m)
     scale     P(G) = s G (R + phi I)^(-1/2),   phi = rho^2 (top(R) + rho^2 top(R0))
-    client    q times:  g = gradient at y;   c = min(1, kappa_r s sqrt(m d_eff) / |P(g)|_F)
+    client    q times:  g = gradient at y;   c = min(1, kappa sqrt(a) / |g|)
                         y <- y - eta_r P(c g)
-              sends the mean of the q vectors c g
-    server    G = mean;   R <- beta R + (1 - beta) G'G / m;   D = -eta_r q P(G) with the new R
+              sends the means of the q vectors c g and of the q numbers |c g|^2
+    server    G = mean of c g;   a <- beta a + (1 - beta) mean of |c g|^2
+              R <- beta R + (1 - beta) G'G / m;   D = -eta_r q P(G) with the new R
               u <- mu u + D;   x <- x + D + mu u
 
-top is the largest eigenvalue. d_eff = sum_j lambda_j / (lambda_j + phi) over the eigenvalues of R.
-In round r = 0, 1, ... of T, eta_r = eta / sqrt(q T) (end + (1 - end) (1 - (r + 1/2) / T)), and
-kappa_r = kappa sqrt(1 + r): R knows little in the first rounds.
+top is the largest eigenvalue, |g| the Frobenius norm. In round r = 0, 1, ... of T,
+eta_r = eta / sqrt(q T) (end + (1 - end) (1 - (r + 1/2) / T)).
+
+c is a bound: R knows few directions in the first rounds, and gradients may become much longer
+within one of them. A gradient of a layer counts as at most kappa times as long as those of all
+clients were lately. So the bound can grow by sqrt(beta + (1 - beta) kappa^2) in a round, 14 % with
+the defaults. It does not act where all are about equally long. A layer whose gradients have all
+been 0 has no scale and no bound yet: its local steps are 0, and c = 1.
 
 R has n^2 numbers. Kept are F with k = min(rank, n) rows at right angles and a number e, so that
 R = F'F + e I: its k largest directions, and one number for all others. After each update e rises to
@@ -35,7 +42,7 @@ x, F and e. Then clients may be absent: G is the mean over those that answered. 
 returns cannot get the whole state while the others get G: in an exchange the server sends the same
 to all, on every engine.
 
-What is proven, and tested, without the bound (kappa = 0) and with a constant eta_r:
+What is proven, and tested, where the bound does not act and with a constant eta_r:
 
 - The scale is the same for all clients, and its largest eigenvalue is at most sqrt(1 + 1 / rho^2)
   times its smallest.
@@ -48,8 +55,9 @@ What is proven, and tested, without the bound (kappa = 0) and with a constant et
   of them. If all eigenvalues of all h H_i are between 0 and 1, it is.
 
 Not proven, only seen in experiments: that it gets there from far away. The bound c is a factor of
-each client's own. Where it acts the scale is not shared: on the counterexample of FAFED's Theorem 1
-it leads away from the optimum. Without it some networks diverge in the first round.
+each client's own. Where it acts the scale is not shared. Without it some networks diverge in the
+first round. Clients whose lengths stay in proportion do not feel it if none of them is more than
+kappa times as long as their root mean square.
 
 Relatives: Shampoo, SOAP, Sketchy and Muon for one machine; FedPM, FedPAC and FedMuon, which send
 more.
@@ -73,7 +81,8 @@ from fafed.algorithms._wire import CompactWire, wire
 from fafed.core.algorithm import Exchange, RoundInfo, counter
 from fafed.core.batch import Batches
 from fafed.core.gradient import Grad
-from fafed.core.hyper import Rule, above, at_least, between, hyper, integer
+from fafed.core.hyper import Rule, above, between, hyper, integer
+from fafed.core.plain import number
 from fafed.core.vmap import unbatched
 from fafed.errors import ConfigError
 
@@ -98,6 +107,7 @@ class Shared(NamedTuple):
     u: Tensor
     top: Tensor
     s: Tensor
+    a: Tensor  # the usual square of the length of each layer's gradients
     g: Tensor  # compact: the last mean gradient; else empty
     r: Tensor  # rounds made
 
@@ -107,13 +117,14 @@ class Shared(NamedTuple):
 
 
 class Down(NamedTuple):
-    """With the compact wire g and r alone, with the full one all but g. The others are empty."""
+    """With the compact wire a, g and r alone, with the full one all but g. Others are empty."""
 
     x: Tensor
     F: Tensor
     e: Tensor
     top: Tensor
     s: Tensor
+    a: Tensor
     g: Tensor  # the last mean gradient
     r: Tensor
 
@@ -123,13 +134,13 @@ class Local(NamedTuple):
 
 
 class Message(NamedTuple):
-    g: Tensor  # mean of the clipped gradients
+    g: Tensor  # mean of the bounded gradients
+    a: Tensor  # mean of the squares of their lengths, for each layer
 
 
 class Scale(NamedTuple):
     """A layer's P(G) = largest G - G V' less. Or all in one: a matrix or a diagonal."""
 
-    most: Tensor  # s sqrt(m d_eff)
     whole: Tensor | None
     largest: Tensor
     V: Tensor
@@ -152,10 +163,14 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
 
     eta: float = hyper(0.18, above(0), "the step size; it falls over the run")
     mu: float = hyper(0.8, between(0, 1), "the momentum of the server")
-    beta: float = hyper(0.9, between(0, 1), "the memory of the scale")
+    beta: float = hyper(0.9, between(0, 1), "the memory of the scale and of the bound")
     rank: int = hyper(64, integer(1), "how many directions of a layer the scale tells apart")
     rho: float = hyper(0.05, above(0), "the smallest scale, relative to the largest")
-    kappa: float = hyper(4.0, at_least(0), "the bound on a local step; it rises; 0: no bound")
+    kappa: float = hyper(
+        2.0,
+        Rule("0 or a number > 1", lambda v: number(v) and (v == 0 or v > 1)),
+        "the longest gradient of a layer, relative to the usual ones; 0: no bound",
+    )
     end: float = hyper(0.02, between(0, 1), "the last step size, as a share of the first")
     cap: int = hyper(2048, integer(1), "the largest matrix that is decomposed")
     wire: str = wire("compact sends the mean gradient in place of x; it needs all clients")
@@ -187,32 +202,42 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
     def _last_step(self) -> Last[Replica]:
         return Last()
 
+    @property
+    def squares(self) -> tuple[str, ...]:
+        return ("a",)
+
     # The server.
 
     def init(self, x: Tensor) -> Shared:
         g = torch.zeros_like(x) if self.compact else x[:0]
-        return Shared(*self._first(x), g, counter(x))
+        replica = self._first(x)
+        return Shared(*replica, torch.zeros_like(replica.s), g, counter(x))
 
     def opening(self) -> tuple[Exchange, ...]:
         return (Exchange(self.estimate, self.first_scale, self.send_x, ("anchor",)),)
 
     def send_x(self, shared: Shared) -> Down:
         empty = shared.x[:0]
-        return Down(shared.x, empty, empty, empty, empty, empty, shared.r)
+        return Down(shared.x, empty, empty, empty, empty, empty, empty, shared.r)
 
     def first_scale(self, shared: Shared, mean: Message, info: RoundInfo) -> Shared:
-        replica = self._after(shared.replica, mean.g, 0, info.steps)
-        return Shared(*replica, mean.g if self.compact else shared.g, shared.r)
+        return self._next(shared, mean, 0, info)
 
     def send(self, shared: Shared) -> Down:
-        empty = shared.x[:0]
+        x, F, e, _, top, s, a, g, r = shared
         if self.compact:
-            return Down(empty, empty, empty, empty, empty, shared.g, shared.r)
-        return Down(shared.x, shared.F, shared.e, shared.top, shared.s, empty, shared.r)
+            empty = x[:0]
+            return Down(empty, empty, empty, empty, empty, a, g, r)
+        return Down(x, F, e, top, s, a, g, r)
 
     def server(self, shared: Shared, mean: Message, info: RoundInfo) -> Shared:
-        replica = self._after(shared.replica, mean.g, int(shared.r) + 1, info.steps)
-        return Shared(*replica, mean.g if self.compact else shared.g, shared.r + 1)
+        return self._next(shared, mean, 1, info)
+
+    def _next(self, shared: Shared, mean: Message, rounds: int, info: RoundInfo) -> Shared:
+        r = shared.r + rounds
+        replica = self._after(shared.replica, mean.g, int(r), info.steps)
+        a = self.beta * shared.a + (1 - self.beta) * mean.a
+        return Shared(*replica, a, mean.g if self.compact else shared.g, r)
 
     # A client.
 
@@ -222,7 +247,8 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
     def estimate(
         self, grad: Grad, down: Down, local: Local, batches: Batches
     ) -> tuple[Local, Message]:
-        return local, Message(grad(down.x, batches.anchor))
+        g = grad(down.x, batches.anchor)
+        return local, Message(g, self._lengths(g).square())
 
     def local(
         self, grad: Grad, down: Down, local: Local, batches: Batches
@@ -231,25 +257,34 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
         if self.compact:
             local = Local(self._after(unbatched(local.kept), down.g, r, q))
         known = local.kept if self.compact else down
-        y, sent, scale = known.x, torch.zeros_like(known.x), self._scale(known)
+        y, scale = known.x, self._scale(known)
+        sent, squares = torch.zeros_like(y), torch.zeros_like(down.a)
         for batch in batches:
             g = grad(y, batch)
+            lengths = self._lengths(g)
+            c = self._bound(lengths, down.a)
+            g = g * self._spread(c)
             steps = [P(G) for P, G in zip(scale, parts(g, self.layers), strict=True)]
-            c = self._bound(steps, scale, r)
-            sent = torch.addcmul(sent, c, g)
-            y = torch.addcmul(y, c, joined(steps, self.layers), value=-self._rate(r, q))
-        return local, Message(sent / q)
+            sent, squares = sent + g, squares + (c * lengths).square()
+            y = torch.add(y, joined(steps, self.layers), alpha=-self._rate(r, q))
+        return local, Message(sent / q, squares / q)
 
-    def _bound(self, steps: list[Tensor], scale: list[Scale], r: int) -> Tensor:
-        """c for every number of x. It bounds the step of each layer."""
-        kappa = self.kappa * math.sqrt(1 + r)
-        if not kappa:
-            return steps[0].new_ones(())
-        found = []
-        for step, P, layer in zip(steps, scale, self.layers, strict=True):
-            size = step.norm().clamp(min=torch.finfo(step.dtype).tiny)
-            found.append((kappa * P.most / size).clamp(max=1).expand(layer.numbers))
-        return torch.cat(found)
+    def _lengths(self, g: Tensor) -> Tensor:
+        split = torch.split(g, [layer.numbers for layer in self.layers])
+        return torch.stack([torch.linalg.vector_norm(part) for part in split])
+
+    def _bound(self, lengths: Tensor, a: Tensor) -> Tensor:
+        """c of each layer."""
+        if not self.kappa:
+            return torch.ones_like(a)
+        longest = self.kappa * a.sqrt()
+        c = (longest / lengths.clamp(min=torch.finfo(a.dtype).tiny)).clamp(max=1)
+        return torch.where(a > 0, c, 1.0)
+
+    def _spread(self, c: Tensor) -> Tensor:
+        """A number for each layer as one for each number of x."""
+        pairs = zip(c, self.layers, strict=True)
+        return torch.cat([own.expand(layer.numbers) for own, layer in pairs])
 
     # The rule, for server and clients alike.
 
@@ -275,9 +310,7 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
 
     def _with_scale(self, replica: Replica, g: Tensor) -> Replica:
         """The state with the first scale."""
-        replica = self._remembering(replica, g, 0, 1)
-        pairs = zip(self._factors(replica.F), replica.e, strict=True)
-        return replica._replace(top=torch.stack([_eigenvalues(F).max() + e for F, e in pairs]))
+        return self._remembering(replica, g, 0, 1)
 
     def _moved(self, replica: Replica, g: Tensor, r: int, q: int) -> Replica:
         """The server's step."""
@@ -294,7 +327,7 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
         return [F.view(layer.kept, layer.width) if layer.matrix else F for F, layer in pairs]
 
     def _remembering(self, replica: Replica, g: Tensor, old: float, new: float) -> Replica:
-        """The state with old R + new G'G / m in place of R."""
+        """The state with old R + new G'G / m in place of R. The first R that is not 0 is R0."""
         factors, rest = [], []
         every = zip(
             self.layers, self._factors(replica.F), replica.e, parts(g, self.layers), strict=True
@@ -307,7 +340,14 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
                 F, left = old * F + new * G * G, torch.zeros_like(e)
             factors.append(F.reshape(-1))
             rest.append(old * e + left)
-        return replica._replace(F=torch.cat(factors), e=torch.stack(rest))
+        F, e = torch.cat(factors), torch.stack(rest)
+        top = torch.where(replica.top > 0, replica.top, self._tops(F, e))
+        return replica._replace(F=F, e=e, top=top)
+
+    def _tops(self, F: Tensor, e: Tensor) -> Tensor:
+        """The largest eigenvalue of each layer's R."""
+        pairs = zip(self._factors(F), e, strict=True)
+        return torch.stack([_eigenvalues(own).max() + rest for own, rest in pairs])
 
     def _scale(self, known: Replica | Down) -> list[Scale]:
         key = known.F, known.e, known.top, known.s
@@ -320,19 +360,17 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
     def _of_layer(self, layer: Layer, F: Tensor, e: Tensor, top0: Tensor, s: Tensor) -> Scale:
         w = _eigenvalues(F)  # less e, as the other width - kept ones
         phi = self.rho**2 * (w.max() + e + self.rho**2 * top0)
-        phi = phi.clamp(min=torch.finfo(F.dtype).tiny)  # a layer without a gradient
-        others = layer.width - layer.kept if layer.matrix else 0
-        d_eff = ((w + e) / (w + e + phi)).sum() + others * e / (e + phi)
-        most = s * (layer.rows * d_eff).sqrt()
+        s = torch.where(phi > 0, s, 0.0)  # a layer that has had no gradient does not move
+        phi = phi.clamp(min=torch.finfo(F.dtype).tiny)
         largest = s * (e + phi) ** -0.5
         if not layer.matrix:
-            return Scale(most, s * (w + phi) ** -0.5, largest, F, F)
+            return Scale(s * (w + phi) ** -0.5, largest, F, F)
         V = torch.where(w > 0, F.T / w.sqrt(), 0.0).T
         less = (largest - s * (w + e + phi) ** -0.5)[:, None] * V
         if layer.kept * 2 < layer.width:
-            return Scale(most, None, largest, V, less)
+            return Scale(None, largest, V, less)
         eye = torch.eye(layer.width, dtype=F.dtype, device=F.device)
-        return Scale(most, largest * eye - V.T @ less, largest, V, less)
+        return Scale(largest * eye - V.T @ less, largest, V, less)
 
     def _rate(self, r: int, q: int) -> float:
         if not self.rounds:

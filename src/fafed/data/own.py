@@ -77,6 +77,13 @@ def from_folder(folder: str | Path, table: Table | None = None) -> Own:
     if len(tests) > 1:
         names = " and ".join(path.name for path in tests)
         raise DataError(f"{folder} holds more than one test set, {names}: keep one", fault="files")
+    for path in clients:
+        if path.stem.lower() in ("train", "val", "valid", "validation"):
+            log.warning(
+                "%s is read as a client, by the name of its file: one file per client, and test.*; "
+                "validation data are a share of the clients' rows (data.validation = 0.1)",
+                path,
+            )
     rules = table or Table()
     found = [_read(path, rules) for path in clients]
     if not rules:  # with rules the user has said what becomes of each column

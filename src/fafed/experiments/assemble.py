@@ -33,7 +33,7 @@ from fafed.experiments import model_options
 from fafed.experiments.config import Experiment
 from fafed.files import Json
 from fafed.objectives.base import Loss, Metric
-from fafed.objectives.batches import MODEL
+from fafed.objectives.batches import MODEL, mean_squared_error
 from fafed.objectives.metrics import METRICS
 from fafed.objectives.module import Model
 from fafed.training.build import build
@@ -45,7 +45,7 @@ LOSSES: dict[str, Loss | str] = {
     MODEL: MODEL,
     "cross_entropy": F.cross_entropy,
     "token_cross_entropy": models.token_cross_entropy,
-    "mse": F.mse_loss,
+    "mse": mean_squared_error,
 }
 
 

@@ -36,6 +36,7 @@ from pydantic import (
 )
 
 from fafed.core.plain import plain
+from fafed.core.words import cure
 from fafed.errors import ConfigError, nearest
 from fafed.experiments import earlier
 from fafed.experiments.toml_text import apply, located, to_toml
@@ -418,7 +419,7 @@ def _explained(error: ValidationError) -> str:
         where = ".".join(str(part) for part in item["loc"])
         if item["type"] == "extra_forbidden":
             known = _fields_at(item["loc"][:-1])
-            problems.append(f"unknown key {where!r}; {nearest(str(item['loc'][-1]), known)}")
+            problems.append(f"unknown key {where!r}; {cure(str(item['loc'][-1]), known)}")
         elif item["type"] == "missing":
             problems.append(f"{where} is missing")
         else:

@@ -50,7 +50,9 @@ def found(
     sizes = {"inputs": _numbers(source.pool[0]), "outputs": classes}
     if classes is None and "outputs" in wanted:
         parts = [source.pool, *(batch.data for part in (measured or {}).values() for batch in part)]
-        sizes["outputs"] = _outputs([own for own in map(labels_of, parts) if own is not None])
+        labels = [own for own in map(labels_of, parts) if own is not None]
+        number = experiment.loss == "mse" and bool(labels) and labels[0].ndim == 1
+        sizes["outputs"] = 1 if number else _outputs(labels)
     defaults = inspect.signature(models.MODELS[experiment.model.name]).parameters
     return {
         name: size

@@ -41,6 +41,8 @@ def probe(model: Model, batch: Batch) -> None:
     with torch.no_grad(), forked(model.device), warnings.catch_warnings():
         # a checkpointed part says that it gets no gradients here, where there are none
         warnings.filterwarnings("ignore", "None of the inputs have requires_grad=True")
+        # a loss of torch that compares each output with each target: it trains, on nonsense
+        warnings.filterwarnings("error", "Using a target size")
         outputs = _tried(model, batch)
         value = _loss(model, outputs, data)
         model.shifted = _shifted(model, batch)
@@ -152,6 +154,9 @@ def _of_targets(loss: object, outputs: Any, targets: Any) -> str:
             "; the targets have one number for each class: give class numbers, targets.argmax(1), "
             "or probabilities, targets.float()"
         )
+    one_each = {(*targets.shape, 1): "targets[:, None]", targets.shape[:-1]: "targets[:, 0]"}
+    if not entropy and outputs.shape in one_each and targets.shape[-1:] != outputs.shape[-1:]:
+        return f"; both need the same shape: give {one_each[outputs.shape]}"
     whole = not targets.is_floating_point() and targets.dtype != torch.bool
     if entropy and whole and outputs.ndim > 1 and targets.dtype in (torch.int64, torch.uint8):
         classes, kept = outputs.shape[1], targets[targets != IGNORED]

@@ -348,7 +348,8 @@ def _number(value: float) -> str:
 
 
 def _vectors(value: float) -> str:
-    return "nothing" if value == 0 else f"{_number(value)} vector{'s' * (value != 1)}"
+    number = _number(value)
+    return "nothing" if value == 0 else f"{number} vector{'s' * (number != '1')}"
 
 
 def _literal(value: object) -> str:

@@ -1,23 +1,24 @@
 """What secure aggregation costs: seconds and bytes of a round, against the same round in the open.
 
-    python studies/performance/silos/secure.py [--only small,large,flare] [--passes 3]
+    python studies/performance/silos/secure.py [--only small,large,flare,flare-large] [--passes 3]
     python studies/performance/silos/secure.py --render-only
 
 FedAvg on a linear model, one step on one example, so the computation is next to nothing. Silos are
 workers in this process, one after another: 3, 10 and 20 of them at 26,620 parameters (`small`), and
-3 at 50 million (`large`). In `flare`, 3 silos are processes on loopback with mutual TLS, at both
-sizes. Open and secure rounds take turns, and the median of the passes counts. The first round of a
-run is left out. In process, silos do not work at the same time, so their seconds add up: with silos
-on machines of their own a round takes less. 10 and 20 silos at 50 million parameters are left out:
-in one process their seconds would add up to minutes, and as processes they need more than 24 GiB.
+3 at 50 million (`large`). In `flare` and `flare-large`, 3 silos are processes on loopback with
+mutual TLS. Open and secure rounds take turns, and the median of the passes counts. The first round
+of a run is left out. In process, silos do not work at the same time, so their seconds add up. For
+silos with a machine each, only the slowest one counts in each step. Both are measured. 10 and 20
+silos at 50 million parameters are left out: in one process their seconds would add up to minutes,
+and as processes they need more than 24 GiB.
 
 Over FLARE each silo's peak memory is measured, too: what is private to its process, and what is
 resident, which has the pages of mapped files in it (see large.py).
 
 The results are in secure.json, each case with the options that it was measured with. They are
-merged, so cases can be measured one by one. The table of docs/privacy.md is written from it. On two
-idle cores: small about 1 minute, large 2, flare 7; large needs 4 GiB, flare 10 GiB. Needs
-fafed[nvflare,privacy].
+merged and written after each case, so groups can be measured one by one. The table of
+docs/privacy.md is written from it. On two idle cores: small about 1 minute, large 2, both on FLARE
+7. large needs 4 GiB, flare-large 10 GiB. Needs fafed[nvflare,privacy].
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
@@ -48,6 +50,7 @@ from overhead import linear  # noqa: E402
 
 from fafed.experiments.config import Experiment  # noqa: E402
 from fafed.experiments.rundir import RunDir  # noqa: E402
+from fafed.silos import messages  # noqa: E402
 from fafed.silos.messages import Message  # noqa: E402
 from fafed.silos.serve import serve  # noqa: E402
 from fafed.silos.server import FederationConfig  # noqa: E402
@@ -57,15 +60,26 @@ from studies.performance import machine  # noqa: E402
 from studies.privacy import costs  # noqa: E402
 
 SMALL, LARGE = 26_620, 50_000_000
+OUTSIDE = ("hello", "final")  # kinds of messages between rounds
 PEM = serialization.Encoding.PEM
 Peak = dict[str, int]  # bytes of the silo's process that takes most; {} if silos share a process
 
 
+class Federated(NamedTuple):
+    """A finished run."""
+
+    place: RunDir
+    peak: Peak
+    spared: Mapping[int, float] = {}  # round -> seconds; {} if silos work at the same time
+
+
 class InProcess:
-    """Carries messages to workers in this process."""
+    """Carries messages to workers in this process. `spared` has the seconds of each round in which
+    no silo would work if all worked at the same time."""
 
     def __init__(self, workers: dict[str, Worker]) -> None:
         self.workers = workers
+        self.spared: Counter[int] = Counter()
 
     def present(self) -> list[str]:
         return list(self.workers)
@@ -73,8 +87,15 @@ class InProcess:
     def ask(
         self, requests: Mapping[str, Message], seconds: float, limit: int
     ) -> Iterator[tuple[str, Message | None]]:
+        took, head = [0.0], {}
         for silo, request in requests.items():
-            yield silo, self.workers[silo].handle(request)
+            head = messages.glance(request.head)
+            began = time.perf_counter()
+            answer = self.workers[silo].handle(request)
+            took.append(time.perf_counter() - began)
+            yield silo, answer
+        if head and head["kind"] not in OUTSIDE:
+            self.spared[head["round"]] += sum(took) - max(took)
 
 
 def certificate(name: str, key: ed25519.Ed25519PrivateKey, by: ed25519.Ed25519PrivateKey) -> bytes:
@@ -114,25 +135,33 @@ def workers(folder: Path, silos: int, experiment: Experiment) -> dict[str, Worke
     return found
 
 
-def in_process(experiment: Experiment, silos: int, folder: Path) -> tuple[RunDir, Peak]:
+def in_process(experiment: Experiment, silos: int, folder: Path) -> Federated:
     made = workers(folder / "silos", silos, experiment)
     place = RunDir(folder / "run")
     config = FederationConfig.with_defaults(list(made))
-    serve(experiment, place, InProcess(made), config)
-    return place, {}
+    wire = InProcess(made)
+    serve(experiment, place, wire, config)
+    return Federated(place, {}, wire.spared)
 
 
-def over_flare(experiment: Experiment, silos: int, folder: Path) -> tuple[RunDir, Peak]:
+def over_flare(experiment: Experiment, silos: int, folder: Path) -> Federated:
     place, peaks = federated(experiment, silos, folder)
     own = [peaks[f"silo-{i + 1} job"] for i in range(silos)]
     names = {"private": "RssAnon", "resident": "VmHWM"}
-    return place, {name: max(one[field] for one in own) for name, field in names.items()}
+    peak = {name: max(one[field] for one in own) for name, field in names.items()}
+    return Federated(place, peak)
 
 
 def seconds(place: RunDir) -> float:
     """Of one round; the first one also prepares."""
     records = place.records()
     return (records[-1].seconds - records[0].seconds) / (len(records) - 1)
+
+
+def together(found: Federated) -> float:
+    """Seconds of one round if all silos worked at the same time."""
+    rounds = range(2, len(found.place.records()) + 1)
+    return seconds(found.place) - sum(found.spared[r] for r in rounds) / len(rounds)
 
 
 def kilobytes(place: RunDir, silos: int) -> float:
@@ -147,7 +176,8 @@ def kilobytes(place: RunDir, silos: int) -> float:
 CASES: dict[str, list[tuple[str, Any, int, int]]] = {
     "small": [("in process", in_process, n, SMALL) for n in (3, 10, 20)],
     "large": [("in process", in_process, 3, LARGE)],
-    "flare": [("on FLARE", over_flare, 3, size) for size in (SMALL, LARGE)],
+    "flare": [("on FLARE", over_flare, 3, SMALL)],
+    "flare-large": [("on FLARE", over_flare, 3, LARGE)],
 }
 
 
@@ -156,19 +186,23 @@ def measured(timed: Any, silos: int, parameters: int, passes: int) -> dict[str, 
     plain = linear(parameters // 10 - 1, rounds, silos)
     ways = {"open": plain, "secure": plain.changed(privacy={"secure": True})}
     found: dict[str, list[float]] = {name: [] for name in ways}
+    shared: dict[str, list[float]] = {name: [] for name in ways}
     sizes: dict[str, float] = {}
     peaks: dict[str, list[Peak]] = {name: [] for name in ways}
     for _ in range(passes):
         for name, experiment in ways.items():
             with tempfile.TemporaryDirectory() as folder:
-                place, peak = timed(experiment, silos, Path(folder))
-                peaks[name].append(peak)
-                found[name].append(seconds(place))
-                sizes[name] = kilobytes(place, silos)
+                one = timed(experiment, silos, Path(folder))
+                peaks[name].append(one.peak)
+                found[name].append(seconds(one.place))
+                if one.spared:
+                    shared[name].append(together(one))
+                sizes[name] = kilobytes(one.place, silos)
     return {
         name: {
             "seconds": statistics.median(own),
             "passes": own,
+            **({"together": statistics.median(shared[name])} if shared[name] else {}),
             "kilobytes": sizes[name],
             "memory": {kind: max(one[kind] for one in peaks[name]) for kind in peaks[name][0]},
         }
@@ -199,13 +233,15 @@ def main() -> None:
                 **one,
             }
             chosen.output.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
-            a, b = one["open"]["seconds"], one["secure"]["seconds"]
-            print(
-                f"{silos:3} silos {where}, {parameters:,} parameters: open {a:.3f} s, secure "
-                f"{b:.3f} s a round; {b - a:.3f} s more, {b / a:.2f} times "
-                f"({time.perf_counter() - began:.0f} s in all)",
-                flush=True,
-            )
+            for kind in ("seconds", "together"):
+                if kind in one["open"]:
+                    a, b = one["open"][kind], one["secure"][kind]
+                    print(
+                        f"{silos:3} silos {where}, {parameters:,} parameters, {kind}: open "
+                        f"{a:.3f}, secure {b:.3f} a round; {b - a:.3f} more, {b / a:.2f} times",
+                        flush=True,
+                    )
+            print(f"    {time.perf_counter() - began:.0f} s in all", flush=True)
     if chosen.output == costs.SECURE:
         costs.write()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from silo_tools import final
-from small import write_data, write_experiment
+from small import experiment, write_data
 
 from fafed.experiments.config import Experiment
 from fafed.experiments.execute import execute
@@ -27,8 +27,8 @@ def test_real_processes_end_with_the_bits_of_the_simulation(tmp_path):
     settings |= {"batch_size": 32, "algorithm": {"name": "fedavg", "eta": 0.1}}
     settings |= {"data": {"folder": str(tmp_path / "data"), "normalise": "shared"}}
     flower, here = Flower(tmp_path / "flower"), RunDir(tmp_path / "simulated")
-    file = write_experiment(flower.folder / "hospitals.toml", tmp_path / "data", **settings)
-    found = Experiment.read(file)
+    found = Experiment.from_dict(experiment(tmp_path / "data") | settings)
+    (flower.folder / "hospitals.toml").write_text(found.to_toml(), "utf-8")
     execute(found, here)
     for i, name in enumerate(SILOS):
         own = flower.folder / f"records-{name}"

@@ -24,4 +24,12 @@ def test_worse_numbers_do_not_read_as_a_victory(found):
         entry["accuracy"] = [0.5, 0.5, 0.5]
     text = page.render(own, which)
     assert "in 0 of 3 settings" in " ".join(text.split())
-    assert "Where it is not clearly first:" in text
+    assert "not clearly first:" in text
+    assert "FedKron is first on 0." in " ".join(text.split())
+
+
+def test_a_target_that_was_not_reached_says_so(found):
+    own = copy.deepcopy(found[0])
+    own["default"]["skewed"]["to_target"] = {}
+    cells = [page.render(one, found[1]).count("| not reached |") for one in (found[0], own)]
+    assert cells[1] == cells[0] + 1  # of rounds; the next cell shares its border

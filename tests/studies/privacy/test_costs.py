@@ -36,10 +36,21 @@ def test_a_target_that_is_missed_is_named():
     cases = {"a": case(3, 26_620, 0.1, 0.42), "b": case(3, 5 * 10**7, 2.0, 3.9)}
     page = costs.render({"machine": MACHINE, "cases": cases}, {}, EMPTY)
     assert "All cases meet this." in page
-    assert "0.100 s | 0.420 s | 4.20 | 100 | 210" in page
+    assert "0.100 s | 0.420 s | 4.20 | · | · | · | 100 | 210" in page
     cases["c"] = case(20, 26_620, 0.1, 0.44)
     page = costs.render({"machine": MACHINE, "cases": cases}, {}, EMPTY)
     assert "Not met: 20 silos in process at 26,620 parameters." in page
+
+
+def test_with_a_machine_for_each_silo_the_slowest_one_counts():
+    one = case(20, 26_620, 0.1, 0.9)
+    one["open"]["together"], one["secure"]["together"] = 0.02, 0.3
+    page = costs.render({"machine": MACHINE, "cases": {"a": one}}, {}, EMPTY)
+    assert "0.100 s | 0.900 s | 9.00 | 0.020 s | 0.300 s | 15.00 |" in page
+    assert "All cases meet this." in page
+    one["secure"]["together"] = 0.33
+    page = costs.render({"machine": MACHINE, "cases": {"a": one}}, {}, EMPTY)
+    assert "Not met: 20 silos" in page
 
 
 @needs_compiler
