@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import fafed
 from fafed import ConfigError, Record
 from fafed.experiments.trackers import open_tracker
 
@@ -37,9 +41,9 @@ RECORDS = [
 ]
 
 
-def send(spec: str) -> None:
-    tracker = open_tracker(spec, "fafed-seed0", CONFIG)
-    for record in RECORDS:
+def send(spec: str, records: Sequence[Record] = RECORDS, **options: bool) -> None:
+    tracker = open_tracker(spec, "fafed-seed0", CONFIG, **options)
+    for record in records:
         tracker.record(record)
     tracker.close()
 
@@ -112,6 +116,25 @@ def test_mlflow_reads_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     history = client.get_metric_history(run.info.run_id, "m_norm")
     assert [(point.step, point.value) for point in history] == [(1, 3.0), (2, 2.0)]
     assert [p.step for p in client.get_metric_history(run.info.run_id, "train_loss")] == [2]
+
+    send(f"mlflow:{uri}", [replace(RECORDS[1], round=3)], resumed=True)
+    assert len(client.search_runs([experiment])) == 2
+    run = client.get_run(run.info.run_id)
+    assert run.info.status == "FINISHED"
+    history = client.get_metric_history(run.info.run_id, "m_norm")
+    assert [point.step for point in history] == [1, 2, 3]
+
+    linear = torch.nn.Linear(2, 1)
+    shards = [(torch.zeros(4, 2), torch.zeros(4, 1))]
+    options = {"algorithm": fafed.FedAvg(eta=0.1), "rounds": 3, "batch_size": 2}
+    options |= {"loss": torch.nn.functional.mse_loss}
+    run = fafed.start(linear, shards, track=f"mlflow:{uri}", quiet=True, **options)
+    next(iter(run))
+    assert len(list(run)) == 2  # a second loop goes on
+    everything = [e.experiment_id for e in client.search_experiments()]
+    (own,) = (r for r in client.search_runs(everything) if r.info.run_name != "fafed-seed0")
+    history = client.get_metric_history(own.info.run_id, "train_loss")
+    assert [point.step for point in history] == [1, 2, 3]
 
 
 @pytest.mark.filterwarnings("default")  # as above

@@ -129,7 +129,8 @@ def _run(
             ranks.tell(None)
     else:
         label = place.path.name
-        tracker = open_tracker(track, label, experiment.to_dict()) if track else None
+        begun = not again and bool(place.records())
+        tracker = open_tracker(track, label, experiment.to_dict(), resumed=begun) if track else None
         with interruptible(), Display(quiet=as_json) as display:
 
             def show(record: Record) -> None:

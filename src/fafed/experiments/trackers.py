@@ -5,8 +5,9 @@
         tracker.record(record)
     tracker.close()
 
-Each tracker gets the flat record with step = round, and the config as the run's parameters. The
-packages are optional and imported only when asked for.
+Each tracker gets the flat record with step = round, and the config as the run's parameters. A run
+that is resumed goes on under its name in TensorBoard and MLflow. In Weights & Biases it is a second
+run of that name. The packages are optional and imported only when asked for.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Tracker(Protocol):
 class TensorBoard:
     """Event files in FOLDER/NAME."""
 
-    def __init__(self, folder: str, name: str, config: Mapping[str, object]) -> None:
+    def __init__(self, folder: str, name: str, config: Mapping[str, object], resumed: bool) -> None:
         _need("tensorboard", "tensorboard")
         tensorboard: Any = importlib.import_module("torch.utils.tensorboard")
         self.writer = tensorboard.SummaryWriter(Path(folder) / name)
@@ -52,7 +53,7 @@ class TensorBoard:
 class MLflow:
     """A run in the MLflow experiment of the same name, on the server or store at a URI."""
 
-    def __init__(self, uri: str, name: str, config: Mapping[str, object]) -> None:
+    def __init__(self, uri: str, name: str, config: Mapping[str, object], resumed: bool) -> None:
         _need("mlflow", "mlflow")
         from mlflow import MlflowClient  # type: ignore[import-not-found,unused-ignore]
         from mlflow.entities import (  # type: ignore[import-not-found,unused-ignore]
@@ -65,10 +66,19 @@ class MLflow:
         title = str(config.get("name", "fafed"))
         known = self.client.get_experiment_by_name(title)
         experiment = known.experiment_id if known else self.client.create_experiment(title)
+        if resumed and (earlier := self._earlier(experiment, name)):
+            self.run = earlier
+            self.client.update_run(earlier, status="RUNNING")
+            return
         self.run = self.client.create_run(experiment, run_name=name).info.run_id
         parameters = [Param(key, show(value)) for key, value in _parameters(config).items()]
         for start in range(0, len(parameters), 100):  # the limit of one request
             self.client.log_batch(self.run, params=parameters[start : start + 100])
+
+    def _earlier(self, experiment: str, name: str) -> str | None:
+        """The latest run of that name."""
+        found = self.client.search_runs([experiment], order_by=["attributes.start_time DESC"])
+        return next((run.info.run_id for run in found if run.info.run_name == name), None)
 
     def record(self, record: Record) -> None:
         now = int(1000 * time.time())
@@ -82,7 +92,9 @@ class MLflow:
 class WandB:
     """A run in a Weights & Biases project; WANDB_MODE=offline keeps it on this machine."""
 
-    def __init__(self, project: str, name: str, config: Mapping[str, object]) -> None:
+    def __init__(
+        self, project: str, name: str, config: Mapping[str, object], resumed: bool
+    ) -> None:
         wandb = _need("wandb", "wandb")
         # create_new: the user may have an active run.
         self.run = wandb.init(project=project, name=name, config=dict(config), reinit="create_new")
@@ -94,7 +106,7 @@ class WandB:
         self.run.finish()
 
 
-Open = Callable[[str, str, Mapping[str, object]], Tracker]
+Open = Callable[[str, str, Mapping[str, object], bool], Tracker]
 TRACKERS: dict[str, tuple[Open, str]] = {
     "tensorboard": (TensorBoard, "DIR"),
     "mlflow": (MLflow, "URI"),
@@ -102,10 +114,12 @@ TRACKERS: dict[str, tuple[Open, str]] = {
 }
 
 
-def open_tracker(spec: str, name: str, config: Mapping[str, object]) -> Tracker:
+def open_tracker(
+    spec: str, name: str, config: Mapping[str, object], *, resumed: bool = False
+) -> Tracker:
     """A tracker for the run `name`: "tensorboard:DIR", "mlflow:URI" or "wandb:PROJECT"."""
     kind, where = check_tracker(spec)
-    return TRACKERS[kind][0](where, name, config)
+    return TRACKERS[kind][0](where, name, config, resumed)
 
 
 def check_tracker(spec: str) -> tuple[str, str]:

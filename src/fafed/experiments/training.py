@@ -173,7 +173,8 @@ class Training:
     def _trackers(self) -> Iterator[Tracker]:
         for spec in self._tracks:
             name = self._place.path.name if self._place else self.experiment.label
-            yield open_tracker(spec, name, self.experiment.to_dict())
+            begun = bool(self.history)
+            yield open_tracker(spec, name, self.experiment.to_dict(), resumed=begun)
 
     def _catch_up(self) -> None:
         """Another process may have gone on with the run since this one left the folder."""
