@@ -381,3 +381,14 @@ def test_progress_shows_itself_in_a_terminal_alone(monkeypatch, capfd):
     assert "accuracy" in shown
     fafed.train(**call(quiet=True))
     assert capfd.readouterr() == ("", "")
+
+
+def test_progress_tells_how_much_of_the_privacy_is_spent(monkeypatch, capfd):
+    pytest.importorskip("dp_accounting")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    noise = fafed.Privacy(level="example", noise=9.0, clip=1.0, delta=1e-5, max_epsilon=8.0)
+    options = {"model": nn.Linear(6, 3), "algorithm": fafed.FedAvg(eta=0.1), "rounds": 2}
+    result = fafed.train(**call(**options, privacy=noise))
+    spent = f"epsilon {result.history[-1].diagnostics['epsilon']:.2f} of 8.00 at delta 1e-05"
+    assert spent in capfd.readouterr().err

@@ -157,13 +157,14 @@ class Training:
             stopping = self._stopping = Stopping()
             loop = rounds_of(run, keeper, stopping)
             stack.callback(_close, loop)
-            display.update(label, run.rounds, self.history[-1] if self.history else None)
+            promise = self.experiment.privacy_options()
+            display.update(label, run.rounds, self.history[-1] if self.history else None, promise)
             while True:
                 with stopping:  # not around the user's own code
                     record = next(loop, None)
                     if record is None:
                         return
-                    display.update(label, run.rounds, record)
+                    display.update(label, run.rounds, record, promise)
                     for tracker in shown:
                         tracker.record(record)
                     for call in self._calls:
