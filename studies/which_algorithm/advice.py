@@ -5,6 +5,8 @@ from __future__ import annotations
 from fafed.algorithms import ALGORITHMS
 from fafed.report.numbers import listing
 from studies.which_algorithm import jobs
+from studies.which_algorithm.cifar import Found
+from studies.which_algorithm.cifar_part import deeper
 from studies.which_algorithm.jobs import END, JOBS
 from studies.which_algorithm.results import (
     ALIKE,
@@ -25,7 +27,7 @@ from studies.which_algorithm.results import (
 UNTUNED = "#what-it-costs-to-choose-nothing"
 
 
-def advice(r: Results) -> str:
+def advice(r: Results, found_on_cifar: Found) -> str:
     """A list: the situation, what to take, and why."""
     found = [
         ("You begin", _first(r)),
@@ -38,6 +40,8 @@ def advice(r: Results) -> str:
     ]
     if all(r.mean(part, EXPERIMENTAL) > r.mean(part, r.best(part, _there(r))) for part in JOBS):
         found.append(("An experiment is welcome", _experiment(r)))
+    if told := deeper(found_on_cifar):
+        found.append(("A deeper network, few rounds", told))
     lines = [f"- **{situation}:** {' '.join(words)}\n" for situation, words in found]
     return "## In short\n\n" + "".join(lines)
 

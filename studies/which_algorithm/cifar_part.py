@@ -60,6 +60,20 @@ fast methods begin.{state}
     return text
 
 
+def deeper(found: Found) -> list[str]:
+    """Advice for a larger network; none until everybody has been measured."""
+    if not all(found.complete(job) for job in JOBS):
+        return []
+    told = ["On [CIFAR-10 with a small ResNet](#cifar-10-a-small-resnet) methods differ more."]
+    for job in JOBS:
+        top, title = _ranked(found, job)[0], TITLES[job]
+        told += [
+            f"{title}: {_name(top)} ends highest, at {words(_end(found, job, top))}.",
+            f"FedAvg ends at {words(_end(found, job, 'fedavg'))}.",
+        ]
+    return told
+
+
 def _parameters(e: Experiment) -> int:
     model = models.build(e.model.name, **e.model.options)
     return sum(p.numel() for p in model.parameters())

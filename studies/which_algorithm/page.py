@@ -35,8 +35,9 @@ SHOWN = 12  # methods in the short table
 
 def render(r: Results) -> str:
     """The page."""
-    parts = [_introduction(r), advice(r), _table(r), defaults_part(r)]
-    parts += [cifar_part(Found.read(CIFAR)), _findings(r), _measured(r), _limits(r)]
+    on_cifar = Found.read(CIFAR)
+    parts = [_introduction(r), advice(r, on_cifar), _table(r), defaults_part(r)]
+    parts += [cifar_part(on_cifar), _findings(r), _measured(r), _limits(r)]
     return markdown.wrap("\n".join(parts))
 
 
@@ -247,8 +248,8 @@ def _limits(r: Results) -> str:
     return f"""\
 ## Limits
 
-- The advice comes from one dataset, one small network, {e.rounds} rounds, one batch size, one
-  number of local steps. A larger model, more rounds or more local steps can change the order. The
+- Most of the advice comes from one dataset, one small network, {e.rounds} rounds, one batch size,
+  one number of local steps. A larger model, more rounds or more local steps can change the order. The
   judged jobs and CIFAR-10 are a check, not more. DiLoCo, FedAdamW and FedMuon were made for large
   transformers, which are not here.
 - There are three seeds. A difference of less than about two standard deviations means nothing.

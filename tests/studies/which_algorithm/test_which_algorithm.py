@@ -226,7 +226,12 @@ def test_a_run_on_cifar_that_is_missing_is_marked_and_nobody_wins(monkeypatch):
     assert "FedCM ends highest: 60.2 ± 0.1 %" in cifar_part.first(found, job)
     page = cifar_part.cifar_part(found)
     assert "12 of 24 runs" in page
+    assert not cifar_part.deeper(found)  # the other job is missing
     assert cifar_part.TITLES[cifar.JOBS[1]] in page.partition("Not run yet: ")[2]
+    with monkeypatch.context() as patch:
+        patch.setattr(cifar_part, "JOBS", (job,))
+        told = " ".join(cifar_part.deeper(found))
+        assert "FedCM ends highest, at 60.2 ± 0.1 %. FedAvg ends at" in told
     for entry in found.runs:
         entry["accuracy"] = 0.5 + entry["seed"] / 10
     assert "does not tell it apart from" in cifar_part.first(found, job)
