@@ -250,8 +250,8 @@ def _limits(r: Results) -> str:
 
 - Most of the advice comes from one dataset, one small network, {e.rounds} rounds, one batch size,
   one number of local steps. A larger model, more rounds or more local steps can change the order.
-  The judged jobs and CIFAR-10 are a check, not more. DiLoCo, FedAdamW and FedMuon were made for large
-  transformers, which are not here.
+  The judged jobs and CIFAR-10 are a check, not more. DiLoCo, FedAdamW and FedMuon were made for
+  large transformers, which are not here.
 - There are three seeds. A difference of less than about two standard deviations means nothing.
 - Each method had four trials: four step sizes, or two values of two settings. All other settings
   have their defaults, so methods with more settings have more to gain. After a look at held-out
