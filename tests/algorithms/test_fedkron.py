@@ -20,7 +20,7 @@ from fafed.training.build import build
 
 N, Q, T = 3, 4, 6
 SETTINGS = {
-    "eta": 0.3, "mu": 0.8, "beta": 0.9, "rank": 9, "rho": 0.05, "kappa": 1.3,
+    "eta": 0.3, "mu": 0.8, "beta": 0.9, "rank": 9, "rho": 0.05, "reach": 1.0, "kappa": 1.3,
     "end": 0.02,
 }  # fmt: skip
 
@@ -84,7 +84,11 @@ class Task:
 
 @pytest.mark.parametrize("wire", ["compact", "full"])
 @pytest.mark.parametrize(
-    "own", [{"kappa": 0.0}, {"kappa": 1.3}, {"kappa": 3.0}, {"rank": 2}, {"rank": 1, "kappa": 0.0}]
+    "own",
+    [
+        *({"kappa": 0.0}, {"kappa": 1.3}, {"kappa": 3.0}, {"rank": 2}, {"rank": 1, "kappa": 0.0}),
+        *({"reach": 0.0}, {"reach": 0.5}, {"reach": 3.0}),
+    ],
 )
 def test_equals_the_transcription(wire, own):
     task, own = Task(), SETTINGS | own

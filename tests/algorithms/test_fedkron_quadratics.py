@@ -16,7 +16,7 @@ from fafed.objectives.function import Function
 from fafed.training.build import build
 
 Q, ROUNDS = 5, 90
-FIXED = {"mu": 0.5, "beta": 0.5, "rho": 0.5, "kappa": 0.0, "end": 1.0}
+FIXED = {"mu": 0.5, "beta": 0.5, "rho": 0.5, "reach": 0.0, "kappa": 0.0, "end": 1.0}
 H = torch.tensor([[[1.0, 0.3], [0.3, 0.5]], [[3.0, -1.0], [-1.0, 2.0]]]).double()
 B = torch.tensor(np.random.default_rng(1).normal(size=(2, 2, 2)))
 X0 = torch.tensor([1.0, -0.5, 0.25, 2.0]).double()
@@ -55,20 +55,28 @@ def eta_for(h):
     return float(h * floor / s * math.sqrt(Q * ROUNDS))
 
 
-def test_it_ends_where_fedavg_with_the_largest_scale_ends():
+def optimum():
+    return (B[0] @ H[0] + B[1] @ H[1]) @ torch.linalg.inv(H[0] + H[1])
+
+
+def test_it_ends_at_the_optimum():
+    """Where the mean gradient vanishes, so do local steps, and with them their bias."""
+    found = end(FedKron(eta_for(0.1), **FIXED | {"reach": 1.0}))
+    close(found, optimum(), atol=1e-9)
+
+
+def test_without_reach_it_ends_where_fedavg_with_the_largest_scale_ends():
     """The bias is FedAvg's: the shared scale adds none of its own."""
     h = 0.1
     found = end(FedKron(eta_for(h), **FIXED))
     close(found, fixed_point(h), atol=1e-9)
     close(end(FedAvg(h)), fixed_point(h), atol=1e-9)
-    optimum = (B[0] @ H[0] + B[1] @ H[1]) @ torch.linalg.inv(H[0] + H[1])
-    assert (found - optimum).norm() > 0.01
+    assert (found - optimum()).norm() > 0.01
 
 
 def test_the_bias_falls_with_the_step():
     """So a step size that falls to 0 removes it."""
-    optimum = (B[0] @ H[0] + B[1] @ H[1]) @ torch.linalg.inv(H[0] + H[1])
-    small, large = ((fixed_point(h) - optimum).norm() for h in (1e-3, 2e-3))
+    small, large = ((fixed_point(h) - optimum()).norm() for h in (1e-3, 2e-3))
     assert float(large / small) == pytest.approx(2, rel=0.02)
 
 

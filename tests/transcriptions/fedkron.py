@@ -46,6 +46,10 @@ def top(R):
     return R.max() if R.ndim == 1 else torch.linalg.eigvalsh(R)[-1]
 
 
+def trace(R):
+    return R.sum() if R.ndim == 1 else R.trace()
+
+
 def scale(R, top0, s, rho):
     """P."""
     phi = rho**2 * (top(R) + rho**2 * top0)
@@ -57,7 +61,9 @@ def scale(R, top0, s, rho):
     return lambda G: s * G @ root
 
 
-def fedkron(x, g, g0, p, q, T, layers, sizes, eta, mu, beta, rank, rho, kappa, end, rounds=None):
+def fedkron(
+    x, g, g0, p, q, T, layers, sizes, eta, mu, beta, rank, rho, reach, kappa, end, rounds=None
+):
     N = len(p)
     s = []
     for W, layer in zip(cut(x, layers, sizes), layers, strict=True):
@@ -68,7 +74,7 @@ def fedkron(x, g, g0, p, q, T, layers, sizes, eta, mu, beta, rank, rho, kappa, e
     opening = [g0(i, x) for i in range(N)]
     first = cut(sum(p[i] * opening[i] for i in range(N)), layers, sizes)
     a = [
-        (1 - beta) * sum(p[i] * cut(opening[i], layers, sizes)[j].norm() ** 2 for i in range(N))
+        sum(p[i] * cut(opening[i], layers, sizes)[j].norm() ** 2 for i in range(N))
         for j in range(len(layers))
     ]
     R = [told_apart(gram(G), rank) for G in first]
@@ -76,7 +82,11 @@ def fedkron(x, g, g0, p, q, T, layers, sizes, eta, mu, beta, rank, rho, kappa, e
     u, found = torch.zeros_like(x), []
     for r in range(rounds or T):
         rate = eta / math.sqrt(q * T) * (end + (1 - end) * (1 - (r + 0.5) / T))
-        sent, lengths = [], [0.0] * len(layers)
+        sent, lengths, shorter = [], [0.0] * len(layers), [1.0] * len(layers)
+        for j, G in enumerate(first):
+            m = len(G) if G.ndim == 2 else 1
+            if reach and a[j] > 0:
+                shorter[j] = min(1.0, float(reach * (m * trace(R[j]) / a[j]).sqrt()))
         for i in range(N):
             y, total = x, torch.zeros_like(x)
             for t in range(r * q + 1, r * q + q + 1):
@@ -84,7 +94,7 @@ def fedkron(x, g, g0, p, q, T, layers, sizes, eta, mu, beta, rank, rho, kappa, e
                 for j, G in enumerate(cut(g(i, t, y), layers, sizes)):
                     c = min(1.0, float(kappa * a[j].sqrt() / G.norm())) if kappa else 1.0
                     clipped.append(c * G)
-                    steps.append(scale(R[j], tops[j], s[j], rho)(c * G))
+                    steps.append(shorter[j] * scale(R[j], tops[j], s[j], rho)(c * G))
                     lengths[j] += p[i] * (c * G.norm()) ** 2 / q
                 total = total + glued(clipped, layers)
                 y = y - rate * glued(steps, layers)

@@ -6,22 +6,28 @@ gradient that it has anyway. So there is one gradient per step and one vector ea
 
 For a layer W (m x n, the bias as one more column) and its part G of a gradient:
 
-    opening   g = gradient at x_0;   G0 = mean of g;   a = (1 - beta) mean of |g|^2
+    opening   g = gradient at x_0;   G0 = mean of g;   a = mean of |g|^2
               R = R0 = G0'G0 / m;   u = 0;   s = |W_0|_2 / sqrt(m)
     scale     P(G) = s G (R + phi I)^(-1/2),   phi = rho^2 (top(R) + rho^2 top(R0))
+              d = min(1, reach sqrt(m tr(R) / a))
     client    q times:  g = gradient at y;   c = min(1, kappa sqrt(a) / |g|)
-                        y <- y - eta_r P(c g)
+                        y <- y - d eta_r P(c g)
               sends the means of the q vectors c g and of the q numbers |c g|^2
     server    G = mean of c g;   a <- beta a + (1 - beta) mean of |c g|^2
               R <- beta R + (1 - beta) G'G / m;   D = -eta_r q P(G) with the new R
               u <- mu u + D;   x <- x + D + mu u
 
-top is the largest eigenvalue, |g| the Frobenius norm. In round r = 0, 1, ... of T,
+top is the largest eigenvalue, tr the trace, |g| the Frobenius norm. In round r = 0, 1, ... of T,
 eta_r = eta / sqrt(q T) (end + (1 - end) (1 - (r + 1/2) / T)).
+
+d makes local steps shorter, for all clients alike. P is made for the mean gradient. Gradients of
+clients are longer: they differ, and they have noise. m tr(R) is the usual |G|^2 and a the usual
+|g|^2, so the local step of a usual gradient is at most reach times as long as it would be if all
+clients had the mean gradient. The server's step does not depend on d.
 
 c is a bound: R knows few directions in the first rounds, and gradients may become much longer
 within one of them. A gradient of a layer counts as at most kappa times as long as those of all
-clients were lately. So the bound can grow by sqrt(beta + (1 - beta) kappa^2) in a round, 14 % with
+clients were lately. So the bound can grow by sqrt(beta + (1 - beta) kappa^2) in a round, 26 % with
 the defaults. It does not act where all are about equally long. A layer whose gradients have all
 been 0 has no scale and no bound yet: its local steps are 0, and c = 1.
 
@@ -42,17 +48,19 @@ x, F and e. Then clients may be absent: G is the mean over those that answered. 
 returns cannot get the whole state while the others get G: in an exchange the server sends the same
 to all, on every engine.
 
-What is proven, and tested, where the bound does not act and with a constant eta_r:
+What is proven, and tested, where the bound does not act, with exact gradients and a constant eta_r:
 
 - The scale is the same for all clients, and its largest eigenvalue is at most sqrt(1 + 1 / rho^2)
   times its smallest.
-- Where the server rests, the mean gradient is 0, and so R is 0. There P(G) = h G / eta_r with
-  h = eta_r s / (rho^2 sqrt(top(R0))). So on quadratics with gradients (W - B_i) H_i it rests
-  where FedAvg with the local step h rests: sum_i (W - B_i) (I - (I - h H_i)^q) = 0. This bias is
-  in proportion to h for small h: it vanishes if eta_r falls to 0.
-- Near that point a round has the eigenvalues z of z^2 - (1 + mu) a z + mu a = 0, for each
-  eigenvalue a of mean_i (I - h H_i)^q. It is stable if and only if -1 / (1 + 2 mu) < a < 1 for all
-  of them. If all eigenvalues of all h H_i are between 0 and 1, it is.
+- Where the server rests, the mean of what the clients send is 0, and so R is 0. If the clients'
+  own gradients are not all 0 there, d is 0: no client moves, and they send their gradients at x. So
+  the mean gradient at x is 0. It rests at stationary points alone, without a bias from local steps.
+- Without d (reach = 0) P(G) = h G / eta_r there, with h = eta_r s / (rho^2 sqrt(top(R0))). So on
+  quadratics with gradients (W - B_i) H_i it would rest where FedAvg with the local step h rests:
+  sum_i (W - B_i) (I - (I - h H_i)^q) = 0. d removes this bias.
+- Near a point of rest on quadratics a round has the eigenvalues z of z^2 - (1 + mu) b z + mu b = 0,
+  for each eigenvalue b of mean_i (I - h H_i)^q. With d = 0 it is I - q h mean_i H_i. It is stable
+  if and only if -1 / (1 + 2 mu) < b < 1 for all of them.
 
 Not proven, only seen in experiments: that it gets there from far away. The bound c is a factor of
 each client's own. Where it acts the scale is not shared. Without it some networks diverge in the
@@ -81,7 +89,7 @@ from fafed.algorithms._wire import CompactWire, wire
 from fafed.core.algorithm import Exchange, RoundInfo, counter
 from fafed.core.batch import Batches
 from fafed.core.gradient import Grad
-from fafed.core.hyper import Rule, above, between, hyper, integer
+from fafed.core.hyper import Rule, above, at_least, between, hyper, integer
 from fafed.core.plain import number
 from fafed.core.vmap import unbatched
 from fafed.errors import ConfigError
@@ -145,6 +153,11 @@ class Scale(NamedTuple):
     largest: Tensor
     V: Tensor
     less: Tensor
+    usual: Tensor  # the usual square of the length of the mean gradient, m tr(R)
+
+    def times(self, d: Tensor) -> Scale:
+        whole = None if self.whole is None else d * self.whole
+        return self._replace(whole=whole, largest=d * self.largest, less=d * self.less)
 
     def __call__(self, G: Tensor) -> Tensor:
         if self.whole is not None:
@@ -163,9 +176,12 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
 
     eta: float = hyper(0.18, above(0), "the step size; it falls over the run")
     mu: float = hyper(0.8, between(0, 1), "the momentum of the server")
-    beta: float = hyper(0.9, between(0, 1), "the memory of the scale and of the bound")
+    beta: float = hyper(0.8, between(0, 1), "the memory of the scale and of the bound")
     rank: int = hyper(64, integer(1), "how many directions of a layer the scale tells apart")
-    rho: float = hyper(0.05, above(0), "the smallest scale, relative to the largest")
+    rho: float = hyper(0.02, above(0), "the smallest scale, relative to the largest")
+    reach: float = hyper(
+        1.0, at_least(0), "the length of local steps, relative to the mean gradient's; 0: no limit"
+    )
     kappa: float = hyper(
         2.0,
         Rule("0 or a number > 1", lambda v: number(v) and (v == 0 or v > 1)),
@@ -196,6 +212,10 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
 
     @cached_property
     def _last_scale(self) -> Last[list[Scale]]:
+        return Last()
+
+    @cached_property
+    def _last_local(self) -> Last[list[Scale]]:
         return Last()
 
     @cached_property
@@ -236,7 +256,7 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
     def _next(self, shared: Shared, mean: Message, rounds: int, info: RoundInfo) -> Shared:
         r = shared.r + rounds
         replica = self._after(shared.replica, mean.g, int(r), info.steps)
-        a = self.beta * shared.a + (1 - self.beta) * mean.a
+        a = self.beta * shared.a + (1 - self.beta) * mean.a if rounds else mean.a
         return Shared(*replica, a, mean.g if self.compact else shared.g, r)
 
     # A client.
@@ -257,7 +277,7 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
         if self.compact:
             local = Local(self._after(unbatched(local.kept), down.g, r, q))
         known = local.kept if self.compact else down
-        y, scale = known.x, self._scale(known)
+        y, scale = known.x, self._local_scale(known, down.a)
         sent, squares = torch.zeros_like(y), torch.zeros_like(down.a)
         for batch in batches:
             g = grad(y, batch)
@@ -353,6 +373,18 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
         key = known.F, known.e, known.top, known.s
         return self._last_scale.get(key, lambda: self._new_scale(*key))
 
+    def _local_scale(self, known: Replica | Down, a: Tensor) -> list[Scale]:
+        """Of the clients' steps: d P for each layer."""
+        key = known.F, known.e, known.top, known.s, a
+        return self._last_local.get(key, lambda: self._shorter(self._scale(known), a))
+
+    def _shorter(self, scales: list[Scale], a: Tensor) -> list[Scale]:
+        if not self.reach:
+            return scales
+        usual = torch.stack([P.usual for P in scales])
+        d = (self.reach * (usual / a.clamp(min=torch.finfo(a.dtype).tiny)).sqrt()).clamp(max=1)
+        return [P.times(own) for P, own in zip(scales, d, strict=True)]
+
     def _new_scale(self, F: Tensor, e: Tensor, top: Tensor, s: Tensor) -> list[Scale]:
         every = zip(self.layers, self._factors(F), e, top, s, strict=True)
         return [self._of_layer(*each) for each in every]
@@ -364,13 +396,14 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
         phi = phi.clamp(min=torch.finfo(F.dtype).tiny)
         largest = s * (e + phi) ** -0.5
         if not layer.matrix:
-            return Scale(s * (w + phi) ** -0.5, largest, F, F)
+            return Scale(s * (w + phi) ** -0.5, largest, F, F, w.sum())
+        usual = layer.rows * (w.sum() + layer.width * e)
         V = torch.where(w > 0, F.T / w.sqrt(), 0.0).T
         less = (largest - s * (w + e + phi) ** -0.5)[:, None] * V
         if layer.kept * 2 < layer.width:
-            return Scale(None, largest, V, less)
+            return Scale(None, largest, V, less, usual)
         eye = torch.eye(layer.width, dtype=F.dtype, device=F.device)
-        return Scale(largest * eye - V.T @ less, largest, V, less)
+        return Scale(largest * eye - V.T @ less, largest, V, less, usual)
 
     def _rate(self, r: int, q: int) -> float:
         if not self.rounds:
