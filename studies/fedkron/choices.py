@@ -20,6 +20,7 @@ EVERY = 3  # rounds from one evaluation to the next
 ETAS = (0.09, 0.18, 0.36)
 WHOLE: Setting = (("eta", 0.18),)
 WITHOUT: dict[str, Setting] = {  # one part off at a time
+    "the limit on local steps": (("reach", 0.0),),
     "the bound on gradients": (("kappa", 0.0),),
     "momentum of the server": (("mu", 0.0),),
     "memory of the scale": (("beta", 0.0),),

@@ -16,7 +16,11 @@ RESULTS = Path(__file__).parent / "counterexample.json"
 ROUNDS = 200
 STEPS = (1, 5, 10, 20)
 START = 10.0
-METHODS = {"FedKron": FedKron(), "FedKron without its bound": FedKron(kappa=0.0)}
+METHODS = {
+    "FedKron": FedKron(),
+    "without the bound on gradients": FedKron(kappa=0.0),
+    "without the limit on local steps": FedKron(reach=0.0),
+}
 
 
 def path(algorithm: AnyAlgorithm, q: int) -> list[float]:

@@ -71,7 +71,11 @@ without sending it:
    layer's first weights sets the unit, so one step size fits layers of any size.
 5. A client that has seen all messages computes R, the momentum and x itself, from the mean gradient
    that the server sends down. So one vector goes each way, as in FedAvg, and one number per layer.
-6. In the first rounds R knows few directions, and gradients may become much longer within a round.
+6. Single gradients of clients are longer than their mean: clients differ, and batches have noise. So
+   local steps of a layer are shorter by the ratio of the usual lengths, of the mean gradient and of
+   the clients' gradients. This factor is the same for all clients. Where the mean gradient is 0,
+   local steps are 0, too.
+7. In the first rounds R knows few directions, and gradients may become much longer within a round.
    So there is a bound: a gradient of a layer counts as at most twice as long as those of all
    clients were lately. This usual length is the one number per layer. What a client sends is
    bounded, too, so the server steps along what the clients did.
@@ -207,8 +211,6 @@ def _sceptic(found: dict[str, Any], r: Results, larger: Ledger) -> str:
 - Its bound is a factor of each client's own. Where it acts, the scale is not shared, and the
   [theory](#theory) does not hold. It acts in the first rounds, and on gradients that are more than
   twice as long as usual. A client whose gradients are always so long would be held back.
-- With 20 local steps it ends farther from the optimum of the [counterexample](#theory) than it
-  began, with the bound and without it.
 - Each layer needs a matrix decomposition per round and a matrix product per step. See
   [Seconds](#seconds), and count them.
 - With absent clients the server [sends more](#when-clients-are-absent) than the model: three times
