@@ -30,9 +30,6 @@ FALL_BY_THEMSELVES = ("fedkron", "storm", "superadam")
 CONSTANT_ONLY = ("fedglomo", "domo")  # methods that take no schedule
 AS_IT_IS = (*FALL_BY_THEMSELVES, *CONSTANT_ONLY)
 
-# The rule asks for another default, but the older one stays: the page says why.
-KEPT = ("fedkron",)
-
 Setting = tuple[tuple[str, float], ...]  # (("eta", 0.1),)
 
 

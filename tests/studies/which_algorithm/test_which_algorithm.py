@@ -19,7 +19,7 @@ from fafed.experiments.rundir import RunDir
 from studies.which_algorithm import cifar, cifar_part, fafed_default, jobs, measurement
 from studies.which_algorithm.characters import LENGTH, LETTERS, OTHER, Net, examples
 from studies.which_algorithm.figure import draw
-from studies.which_algorithm.jobs import AS_IT_IS, JOBS, KEPT
+from studies.which_algorithm.jobs import AS_IT_IS, JOBS
 from studies.which_algorithm.numbers_page import render_numbers
 from studies.which_algorithm.page import render
 from studies.which_algorithm.results import (
@@ -111,8 +111,7 @@ def test_the_rule_takes_the_setting_that_loses_least_in_the_worst_job():
 
 def test_the_library_has_the_defaults_that_the_page_says(results):
     for name, entry in results.parts[SKEWED].items():
-        expected = results.defaults[name]["before"] if name in KEPT else entry["default"]
-        assert dict(jobs.default(name)) == expected
+        assert dict(jobs.default(name)) == entry["default"]
         assert dict(jobs.before(name)) == results.defaults[name]["before"]
     assert (FAFED.paper().eta, FAFED.paper().alpha) == (0.01, 0.9)
 
