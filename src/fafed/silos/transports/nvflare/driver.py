@@ -52,6 +52,8 @@ class Driver:
                 f"{kit} is not an administrator's startup kit (it has no folder startup): give the "
                 "folder that `nvflare provision` made"
             )
+        if not (kit / "startup" / "fed_admin.json").is_file():
+            raise ConfigError(f"{kit} is not an administrator's startup kit: give --kit that one")
         self.kit = kit
         self.silos = silos
         self.username = username
