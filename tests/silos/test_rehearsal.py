@@ -93,6 +93,15 @@ def test_the_kit_of_another_member_is_refused_and_left_as_it_is(kit, tmp_path):
         told("check", make_kit(tmp_path / "south"))
 
 
+def test_a_wrong_line_in_a_silos_file_is_explained(kit):
+    file = kit / "local" / "fafed.toml"
+    file.write_text(file.read_text() + 'min_bath_size = 3\nmin_rows = "many"\n')
+    with pytest.raises(ConfigError) as error:
+        told("check", kit)
+    assert "unknown key 'limits.min_bath_size'; did you mean 'min_batch_size'?" in str(error.value)
+    assert "limits.min_rows = 'many': Input should be a valid integer" in str(error.value)
+
+
 def test_what_is_odd_about_the_data_is_noted(tmp_path):
     """Gaps that were filled, rows that were left out, a column without information, one class."""
     site = {"function": "", "folder": str(tmp_path)}

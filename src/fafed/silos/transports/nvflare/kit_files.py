@@ -23,7 +23,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from fafed.errors import ConfigError
-from fafed.experiments.config import Part
+from fafed.experiments.config import Part, explained
 from fafed.silos.bounds import Bounds
 from fafed.silos.site import Kit
 
@@ -56,8 +56,10 @@ def server_file(root: Path) -> ServerFile:
     try:
         text = path.read_text("utf-8") if path.is_file() else ""
         found = ServerFile.model_validate(tomllib.loads(text))
-    except (OSError, tomllib.TOMLDecodeError, ValidationError) as cause:
+    except (OSError, tomllib.TOMLDecodeError) as cause:
         raise ConfigError(f"the server's file {path} cannot be read: {cause}") from cause
+    except ValidationError as cause:
+        raise ConfigError(f"the server's file {path}: {explained(cause, ServerFile)}") from None
     return found.model_copy(update={"runs": root / found.runs})
 
 
