@@ -172,7 +172,7 @@ class Experiment(Part):
         try:
             found = cls.model_validate(_integers_as_floats(cls, _plain(dict(content))))
         except ValidationError as error:
-            raise ConfigError(f"{where}: {_explained(error)}") from None
+            raise ConfigError(f"{where}: {explained(error, cls)}") from None
         found.check()
         return found
 
@@ -413,12 +413,13 @@ def _hash(content: Mapping[str, Json]) -> str:
 # Details of reading and checking.
 
 
-def _explained(error: ValidationError) -> str:
+def explained(error: ValidationError, model: type[BaseModel]) -> str:
+    """What is wrong in a file that should be this model. A wrong key comes with the nearest one."""
     problems = []
     for item in error.errors():
         where = ".".join(str(part) for part in item["loc"])
         if item["type"] == "extra_forbidden":
-            known = _fields_at(item["loc"][:-1])
+            known = _fields_at(model, item["loc"][:-1])
             problems.append(f"unknown key {where!r}; {cure(str(item['loc'][-1]), known)}")
         elif item["type"] == "missing":
             problems.append(f"{where} is missing")
@@ -428,8 +429,7 @@ def _explained(error: ValidationError) -> str:
     return "; ".join(dict.fromkeys(problems))
 
 
-def _fields_at(place: tuple[int | str, ...]) -> list[str]:
-    model: Any = Experiment
+def _fields_at(model: Any, place: tuple[int | str, ...]) -> list[str]:
     for part in place:
         model = model.model_fields[part].annotation
     return list(model.model_fields)

@@ -165,7 +165,8 @@ def _of_targets(loss: object, outputs: Any, targets: Any) -> str:
                 f"; the model has {classes} outputs, so labels must be 0 to {classes - 1}, but the "
                 f"first batch has labels from {int(kept.min())} to {int(kept.max())}"
             )
-    if outputs.is_floating_point() and targets.dtype != outputs.dtype:
+    floats = targets.is_floating_point()
+    if outputs.is_floating_point() and (targets.dtype != outputs.dtype or (entropy and floats)):
         cure = "targets.long()" if entropy else "targets.float()"
         return f"; the targets are {targets.dtype}: give {cure}"
     return ""
