@@ -23,8 +23,10 @@ from studies.which_algorithm.results import (
 
 ABOUT = {
     "mnist": "MNIST, ten clients with different mixes of digits",
-    "wide": "Fashion-MNIST, two groups of clients with five classes each, another network",
-    "moderate": "Fashion-MNIST, clients that differ moderately, another network",
+    "wide": "Fashion-MNIST, ten clients with five random classes each, another network",
+    "low": "Fashion-MNIST, 20 clients that are nearly alike, another network",
+    "moderate": "the same, clients that differ moderately",
+    "high": "the same, two groups of clients with five classes each",
     "scaled": "a softmax regression whose inputs differ in size by a factor of 100",
     "characters": "a small language model: one block of a transformer guesses the next letter of "
     "Wikipedia's text",
