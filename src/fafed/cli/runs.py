@@ -129,7 +129,7 @@ def _run(
             ranks.tell(None)
     else:
         label = place.path.name
-        begun = not again and bool(place.records())
+        begun = not again and place.begun()
         tracker = open_tracker(track, label, experiment.to_dict(), resumed=begun) if track else None
         with interruptible(), Display(quiet=as_json) as display:
 

@@ -89,6 +89,10 @@ class RunDir:
             )
         return lines.records
 
+    def begun(self) -> bool:
+        """Whether a round is finished. Damage is no obstacle: resuming repairs it, or refuses."""
+        return bool(read(self._records).records)
+
     def round(self) -> int:
         """The number of finished rounds, from the last line."""
         last = self.last()
