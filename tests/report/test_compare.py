@@ -108,12 +108,22 @@ def test_a_list_of_algorithms_gets_names():
     again = [fafed.FedAvg(eta=0.1), fafed.FedAvg(eta=0.2), fafed.FAFED(), fafed.FedAvg(eta=0.3)]
     found = fafed.compare(**call(algorithms=again, seeds=[0], rounds=1))
     assert [name for name, _ in found.results] == ["fedavg", "fedavg-2", "fafed", "fedavg-3"]
+    alone = fafed.compare(**call(algorithms=fafed.FAFED(), seeds=[0], rounds=1))
+    assert list(alone.results) == [("fafed", 0)]
+
+
+def test_what_all_runs_warn_of_is_said_once(caplog):
+    for _ in range(2):  # and again in the next comparison
+        caplog.clear()
+        fafed.compare(**call(rounds=1, batch_size=21))
+        assert caplog.text.count("fewer than batch_size = 21") == 1
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"seeds": ()}, "seeds is empty"),
+        ({"seeds": (1, 2, 1)}, r"seeds names one twice, got \(1, 2, 1\): each seed is one run"),
         ({"algorithms": []}, "algorithms is empty"),
         ({"algorithms": ["fedavg"]}, "algorithm must be an object such as"),
         ({"algorithms": fafed.FedAvg}, "algorithm must be an object such as"),

@@ -244,9 +244,8 @@ def tune(
             )
         studies.append(done)
         settings[name] = dict(best(done))
-    tuned = found.changed(settings={**found.settings, **settings}).with_algorithm(
-        found.algorithm.name
-    )
+    own = found.algorithm.name if found.algorithm.name in settings else next(iter(settings))
+    tuned = found.changed(settings={**found.settings, **settings}).with_algorithm(own)
     path = root / found.name / "best.toml"
     files.make_folder(path.parent)
     chosen_by = studies[0].rule

@@ -315,10 +315,15 @@ def _why_missing(place: RunDir, which: str) -> str:
     if which == "best" and best_of(place.records()) is None:
         return f"{path} has no best model: no round was evaluated on validation data"
     if place.exists and not place.finished():
+        rounds = place.experiment().rounds
+        so_far = (
+            "run.save(FILE) there writes"
+            if place.by_python
+            else f"`fafed export model {path}{name} -o FILE` writes"
+        )
         return (
-            f"{path} is not finished ({place.round()} of {place.experiment().rounds} rounds): "
-            f"`fafed resume {path}` finishes it, `fafed export model {path}{name} -o FILE` writes "
-            "the model so far"
+            f"{path} is not finished ({place.round()} of {rounds} rounds): {place.resuming} "
+            f"finishes it, {so_far} the model so far"
         )
     if which == "best" and _best_state(place) is None:
         return f"{path} has no best model: the state of its best round was not kept"

@@ -20,6 +20,7 @@ from fafed.core.run_data import RunData
 from fafed.core.words import named
 from fafed.errors import ConfigError
 from fafed.experiments.api import start
+from fafed.experiments.once import each_warning_once
 from fafed.experiments.training import Result, Training
 from fafed.report import write
 from fafed.report.static import write_figures
@@ -110,6 +111,8 @@ def compare(
         raise ConfigError(f"seeds must be a list of seeds, such as (1, 2, 3), got {seeds!r}")
     if not seeds:
         raise ConfigError("seeds is empty: give at least one, such as seeds=(1, 2, 3)")
+    if len(set(map(str, seeds))) < len(seeds):
+        raise ConfigError(f"seeds names one twice, got {seeds!r}: each seed is one run")
     results: dict[tuple[str, int], Result] = {}
     runs: list[RunData] = []
 
@@ -119,8 +122,8 @@ def compare(
         runs.append(replace(data, name=f"{name}-seed{seed}", config=config))
         results[name, seed] = run.result()
 
-    for name, algorithm in named.items():
-        for seed in seeds:
+    with each_warning_once():
+        for name, algorithm, seed in ((n, a, s) for n, a in named.items() for s in seeds):
             begins = model if isinstance(model, nn.Module) or not callable(model) else model(seed)
             own = None if folder is None else Path(folder) / _file_name(f"{name}-seed{seed}")
             run = start(begins, clients, algorithm, rounds=rounds, seed=seed, folder=own, **options)
@@ -146,15 +149,15 @@ def _named(
     """Name -> algorithm. In a list, the second FedAvg is fedavg-2."""
     if isinstance(algorithms, Mapping):
         found = dict(algorithms)
-    elif isinstance(algorithms, Sequence):
+    else:
+        if not isinstance(algorithms, Sequence):
+            algorithms = [algorithms]  # one, as for `fafed.train`
         found = {}
         known = {kind: name for name, kind in ALGORITHMS.items()}
         for algorithm in algorithms:
             name = known.get(type(algorithm), type(algorithm).__name__)
             taken = [one for one in found if one == name or re.fullmatch(rf"{name}-\d+", one)]
             found[f"{name}-{len(taken) + 1}" if taken else name] = algorithm
-    else:
-        found = {"algorithm": algorithms}
     for algorithm in found.values():
         check_algorithm(algorithm)
     if not found:
