@@ -124,7 +124,8 @@ def _run(
     from fafed.experiments.trackers import open_tracker
 
     if place.finished() and not again:
-        typer.echo(f"already finished: {place.path}", err=True)
+        silos = ", by real silos" if place.of_silos() else ""
+        typer.echo(f"already finished{silos}: {place.path}", err=True)
         if ranks:
             ranks.tell(None)
     else:

@@ -89,6 +89,10 @@ class RunDir:
             )
         return lines.records
 
+    def of_silos(self) -> bool:
+        """Whether a federation of silos makes the run."""
+        return (self.path / "silos.json").is_file()
+
     def begun(self) -> bool:
         """Whether a round is finished. Damage is no obstacle: resuming repairs it, or refuses."""
         return bool(read(self._records).records)
