@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fafed
-from fafed.experiments import python_run
+from fafed.experiments import model_file, python_run
 from fafed.experiments.execute import execute
 from fafed.experiments.python_run import checksum
 from fafed.experiments.rundir import Busy, RunDir, all_runs
@@ -264,8 +264,13 @@ def test_the_command_line_reads_the_folder_but_cannot_resume_it(tmp_path):
         "scaffold",
     ]
     assert data.counts is not None
-    with pytest.raises(fafed.FafedError, match=r"script again finishes it, run\.save"):
-        fafed.load(place.path, model=net())
+    with pytest.raises(fafed.FafedError, match=r"script again finishes it, which='newest' loads"):
+        fafed.load(place.path, model=call()["model"])
+    with pytest.raises(fafed.ConfigError, match=r"fafed.load\(.*, model=..., which='newest'\)"):
+        model_file.export(place.path)  # `fafed export model`
+    again = fafed.load(place.path, model=call()["model"], which="newest").state_dict()
+    so_far = fafed.start(**call(tmp_path / "run")).model.state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in so_far.items())
     assert all_runs(tmp_path)[0].path == place.path
     (place.path / "records.jsonl").write_bytes(b"torn")
     with pytest.raises(Damaged, match=r"running its script again goes on .* move the folder away"):
