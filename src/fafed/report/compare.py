@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from torch import nn
 
 from fafed.algorithms import ALGORITHMS
 from fafed.core.algorithm import AnyAlgorithm
+from fafed.core.arguments import checked
 from fafed.core.run_data import RunData
 from fafed.core.words import named
 from fafed.errors import ConfigError
@@ -113,6 +115,8 @@ def compare(
         raise ConfigError("seeds is empty: give at least one, such as seeds=(1, 2, 3)")
     if len(set(map(str, seeds))) < len(seeds):
         raise ConfigError(f"seeds names one twice, got {seeds!r}: each seed is one run")
+    for seed in seeds:
+        checked("seed", seed)
     results: dict[tuple[str, int], Result] = {}
     runs: list[RunData] = []
 
@@ -122,11 +126,20 @@ def compare(
         runs.append(replace(data, name=f"{name}-seed{seed}", config=config))
         results[name, seed] = run.result()
 
+    def begins(seed: int) -> nn.Module:
+        return model if isinstance(model, nn.Module) or not callable(model) else model(seed)
+
     with each_warning_once():
+        if len(named) > 1:  # what is wrong with the last one comes before hours of work
+            for algorithm in named.values():
+                with torch.random.fork_rng():
+                    quietly = options | {"track": (), "on_record": ()}
+                    start(begins(seeds[0]), clients, algorithm, rounds=rounds, **quietly)
         for name, algorithm, seed in ((n, a, s) for n, a in named.items() for s in seeds):
-            begins = model if isinstance(model, nn.Module) or not callable(model) else model(seed)
             own = None if folder is None else Path(folder) / _file_name(f"{name}-seed{seed}")
-            run = start(begins, clients, algorithm, rounds=rounds, seed=seed, folder=own, **options)
+            run = start(
+                begins(seed), clients, algorithm, rounds=rounds, seed=seed, folder=own, **options
+            )
             try:
                 for _ in run:
                     pass
