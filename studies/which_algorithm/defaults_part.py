@@ -60,8 +60,9 @@ The rule asked for new defaults of {len(asked)} of {len(every)} methods. On the 
 ({_not_better(judged, better)}). They are the defaults by now{_but(r, kept)}.
 
 Defaults are constant rates. Let them fall if you know how long you train:
-`eta = {{ schedule = "linear", peak = ..., end = {END:g} }}` with the default as the peak. On skewed
-data falling is better for {_falling(r)}.
+`eta = {{ schedule = "linear", peak = ..., end = {END:g} }}` with the default as the peak, in Python
+`eta=fafed.schedules.Linear(peak=..., end={END:g})`. On skewed data falling is better for
+{_falling(r)}.
 
 The table has the {SHOWN} best defaults, which fall: how far they end from tuned FedAvg, in points,
 in the worst training job and in the worst judged job. Above 0 is better than tuned FedAvg. [All of

@@ -139,6 +139,9 @@ def test_any_function_of_the_step_is_a_schedule():
         p.xs(fafed.FedAvg(eta=lambda t: None), q, 1)
     with pytest.raises(fafed.ConfigError, match=r"FedAvg.eta must be a number > 0 or a schedule"):
         fafed.FedAvg(eta=Linear)
+    for wrong in ("linear", {"schedule": "linear", "peak": 0.1}):  # as in a file
+        with pytest.raises(fafed.ConfigError, match=r"such as fafed.schedules.Linear\(peak=0.1\)"):
+            fafed.FedAvg(eta=wrong)
 
 
 @pytest.mark.parametrize(
