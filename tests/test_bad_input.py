@@ -197,6 +197,8 @@ def lost(module):
         ({"loss": "mse"}, "got 'mse': write torch.nn.functional.mse_loss"),
         ({"clients": [(X.byte(), Y)]}, r"torch.uint8: give floats, such as pixels.float\(\) / 255"),
         ({"clients": [(X, Y.int())]}, r"the targets are torch.int32: give targets.long\(\)"),
+        ({"clients": [(X, Y.float())]}, r"are torch.float32: give targets.long\(\)"),
+        ({"clients": "hospitals"}, r"got str: read it with fafed.data.from_folder\(FOLDER\)"),
         ({"clients": [(X, Y - 1)]}, "labels must be 0 to 1, but the first batch .* from -1 to 0"),
         ({"clients": [(X, np.array(["no", "yes"] * 20))]}, "number the values, such as with numpy"),
         ({"clients": [(X,)]}, "client 0 must be .*, got tuple of one: add the targets"),

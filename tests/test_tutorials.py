@@ -16,6 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 TUTORIALS = ROOT / "examples" / "tutorials"
 OTHERS = ROOT / "examples" / "coming_from"
+FAST = ("tables", "pictures", "recordings")
 SLOW = ("compare", "privacy")
 NEEDS = {"pictures": "PIL", "compare": "plotly", "privacy": "dp_accounting"}
 
@@ -33,9 +34,7 @@ def run(path, monkeypatch):
     return runpy.run_path(str(path), run_name="__main__")
 
 
-@pytest.mark.parametrize(
-    "name", ["tables", "pictures", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)]
-)
+@pytest.mark.parametrize("name", [*FAST, *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)])
 def test_tutorial(name, monkeypatch, capsys):
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
@@ -55,7 +54,7 @@ def test_tutorial(name, monkeypatch, capsys):
 
 
 def test_every_tutorial_is_tested():
-    assert {path.stem for path in TUTORIALS.glob("*.py")} == {"tables", "pictures", *SLOW}
+    assert {path.stem for path in TUTORIALS.glob("*.py")} == {*FAST, *SLOW}
 
 
 def commands(page):

@@ -18,6 +18,8 @@ from studies.performance.growth import FIXED
 
 PAGES = (ROOT / "docs" / "performance.md", ROOT / "README.md")
 FIGURE = ROOT / "docs" / "images" / "performance.svg"
+SECURE = Path(__file__).parent / "silos" / "secure.json"  # of silos/secure.py
+DOWN, UP = 4, 8  # bytes of a number: float32 to the silos, an integer under masks from them
 NOTHING, ABSENT = "·", "left out"
 NAMES = {"ours": "FedAvg", "ours-fafed": "FAFED", "plain-1": "plain loop"}
 
@@ -187,6 +189,30 @@ def limit(found: Results) -> str:
     return table(heads, rows)
 
 
+def secure(found: Results) -> str:
+    """The time and bytes of a secure round beside what it cannot be below."""
+    rows = []
+    for case in (found.get("secure") or results.read(SECURE)).get("cases", {}).values():
+        plain, hidden, alone = case["open"], case["secure"], case.get("masks")
+        shared = case["where"] != "in process"  # silos work at the same time: seconds do not add up
+        outside = NOTHING
+        if alone is not None and not shared:
+            outside = f"{1 - (plain['seconds'] + alone) / hidden['seconds']:.0%}"
+        sizes = (DOWN + UP) * case["parameters"] / 1000, hidden["kilobytes"]
+        rows.append(
+            [
+                f"{case['silos']}, {case['where']}",
+                f"{case['parameters']:,}",
+                NOTHING if alone is None else duration(alone),
+                *(duration(one["seconds"]) for one in (plain, hidden)),
+                outside,
+                *(f"{size:,.0f}" for size in sizes),
+            ]
+        )
+    heads = ["silos", "parameters", "masks alone", "open round", "secure round", "outside both"]
+    return table([*heads, "kB at least", "kB"], rows) if rows else NOTHING
+
+
 def growing(found: Results) -> str:
     blocks = []
     for series, points in found.get("growth", {}).items():
@@ -232,6 +258,7 @@ PARTS: dict[str, Callable[[Results], str]] = {
     "start": start,
     "algorithms": algorithms,
     "limit": limit,
+    "secure": secure,
     "growth": growing,
     "first": first,
     "machine": machine,

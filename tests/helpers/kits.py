@@ -12,11 +12,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 
-def make_kit(kit: Path, days: float = 360) -> Path:
-    """A silo's kit, with certificates that end after so many days."""
+def make_kit(kit: Path, days: float = 360, member: str = "client") -> Path:
+    """A member's kit, a silo's by default, with certificates that end after so many days."""
     (kit / "local").mkdir(parents=True)
     (kit / "startup").mkdir()
-    (kit / "local" / "resources.json.default").write_text(json.dumps({"client": {}}))
+    (kit / "local" / "resources.json.default").write_text(json.dumps({member: {}}))
     (kit / "local" / "authorization.json.default").write_text(json.dumps({"permissions": {}}))
     for file, name in {"client.crt": kit.name, "rootCA.pem": "fafed"}.items():
         (kit / "startup" / file).write_bytes(certificate(name, days))

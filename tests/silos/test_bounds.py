@@ -287,6 +287,9 @@ def test_the_server_s_file_names_its_code_and_its_bounds(tmp_path, monkeypatch):
     file.write_text("[bounds]\nnorm = 1\n")
     with pytest.raises(ConfigError, match="norm"):
         server_file(tmp_path)
+    file.write_text("[bounds]\nnrom = 30\n")
+    with pytest.raises(ConfigError, match=r"unknown key 'bounds.nrom'; did you mean 'norm'"):
+        server_file(tmp_path)
     file.write_text("")
     assert (server_file(tmp_path).allow, server_file(tmp_path).bounds) == ([], Bounds())
 

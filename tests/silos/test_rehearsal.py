@@ -75,6 +75,33 @@ def test_a_silos_file_has_its_rules_for_tables(kit):
     assert "min_batch_size = 32" in shown
 
 
+def test_the_kit_of_another_member_is_refused_and_left_as_it_is(kit, tmp_path):
+    """A server's kit with the rules of a silo would start, and would not work."""
+    server = make_kit(tmp_path / "server", member="servers")
+    rules = ("--data", tmp_path / "records", "--allow", "softmax", "--table")
+    with pytest.raises(ConfigError, match=r"server is the kit of the server: give that of a silo"):
+        told("site", server, *rules, tmp_path / "table.toml")
+    before = (kit / "local" / "fafed.toml").read_text()
+    with pytest.raises(ConfigError, match=r"north is the kit of a silo: give that of the server"):
+        told("server", kit, "--runs", tmp_path / "runs")
+    with pytest.raises(ConfigError, match=r"north is the kit of a silo"):
+        told("server", kit)
+    assert (kit / "local" / "fafed.toml").read_text() == before
+    assert not (kit / "local" / "fafed.toml.old").exists()
+    told("server", server, "--runs", tmp_path / "runs")
+    with pytest.raises(ConfigError, match=r"that `fafed silos site` has set up"):
+        told("check", make_kit(tmp_path / "south"))
+
+
+def test_a_wrong_line_in_a_silos_file_is_explained(kit):
+    file = kit / "local" / "fafed.toml"
+    file.write_text(file.read_text() + 'min_bath_size = 3\nmin_rows = "many"\n')
+    with pytest.raises(ConfigError) as error:
+        told("check", kit)
+    assert "unknown key 'limits.min_bath_size'; did you mean 'min_batch_size'?" in str(error.value)
+    assert "limits.min_rows = 'many': Input should be a valid integer" in str(error.value)
+
+
 def test_what_is_odd_about_the_data_is_noted(tmp_path):
     """Gaps that were filled, rows that were left out, a column without information, one class."""
     site = {"function": "", "folder": str(tmp_path)}

@@ -82,5 +82,8 @@ def test_a_federation_is_asked_for_what_it_can_do(tmp_path):
         FafedRecipe(found, ["a", "b"], min_silos=5)
     with pytest.raises(ConfigError, match="not an administrator's startup kit"):
         Driver(tmp_path, ["a"], username="admin", min_silos=1)
+    (tmp_path / "startup").mkdir()  # as a silo's kit has it: refused at once, nobody is asked
+    with pytest.raises(ConfigError, match="not an administrator's startup kit: give --kit that"):
+        Driver(tmp_path, ["a"], username="admin", min_silos=1)
     assert "mine:Own" in allowed([found])  # as on the silos of `fafed silos try`
     assert "name each of them once" in refused("silos", "project", "--silos", "a,", "--host", "h")

@@ -18,11 +18,17 @@ if TYPE_CHECKING:
 def shown(kit: Path, experiment: Experiment | None) -> Iterator[str]:
     """Lines about the silo's data, its limits and, with an experiment, what would leave. Ends with
     the error that a run would end with, if it would."""
+    from fafed.errors import ConfigError
     from fafed.experiments import model_options
     from fafed.silos.rehearsal import look, rehearse
     from fafed.silos.site import Site
 
     file = kit if kit.is_file() else kit / "local" / "fafed.toml"
+    if kit.is_dir() and not file.is_file():
+        raise ConfigError(
+            f"{kit} has no local/fafed.toml: give a silo's kit that `fafed silos site` has set "
+            "up, or its file"
+        )
     site = Site.read(file)
     found = look(site.data)
     yield from _data(found)

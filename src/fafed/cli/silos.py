@@ -229,10 +229,11 @@ def site(
     from fafed.models import MODELS
     from fafed.silos.rehearsal import look
     from fafed.silos.site import Site, SiteData
-    from fafed.silos.transports.nvflare.kit_files import install
+    from fafed.silos.transports.nvflare.kit_files import install, require
 
     own = kit / "local" / "fafed.toml"
     if data is None and function is None and not allow and own.is_file():
+        require(kit, "client")
         Site.read(own)
         typer.echo(f"{install(kit, own.read_text('utf-8'))}")
         return
@@ -248,6 +249,7 @@ def site(
                 f"--allow {name}: there is no such model; {nearest(name, MODELS)}; your own is "
                 "'module:name'"
             )
+    require(kit, "client")
     rules = _rules(table)
     if data is not None:
         look(SiteData(folder=str(data.absolute()), table=rules))  # a run would fail as this does
@@ -318,16 +320,18 @@ def server(
     Without options: set up a kit again that has its file already. The file stays as it is.
     """
     from fafed.errors import ConfigError
-    from fafed.silos.transports.nvflare.kit_files import install
+    from fafed.silos.transports.nvflare.kit_files import install, require
 
     own = kit / "local" / "fafed.toml"
     if runs is None and measure is None and table is None and not allow and own.is_file():
+        require(kit, "servers")
         typer.echo(f"{install(kit, own.read_text('utf-8'))}")
         return
     if runs is None:
         raise ConfigError("give --runs: the folder for the run directories")
     if measure is not None and not measure.is_file():
         raise ConfigError(f"--measure {measure} is not a file: give one of inputs and targets")
+    require(kit, "servers")
     text = f"runs = {json.dumps(str(runs.absolute()))}\nallow = {json.dumps(allow or [])}\n"
     if measure:
         text += f"measure = {json.dumps(str(measure.absolute()))}\n"

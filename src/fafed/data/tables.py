@@ -337,7 +337,7 @@ def _without_rules(path: Path, names: Sequence[str], numeric: dict[str, Any]) ->
         raise DataError(
             f"{path} needs a numeric target and at least one other numeric column, has "
             f"{list(names)}, of which {list(numeric)} are numeric, and takes {target!r} as the "
-            "target",
+            "target; columns of text need rules, see Tables in docs/data.md",
             fault="target",
         )
     targets = numeric.pop(target)

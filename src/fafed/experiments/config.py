@@ -183,7 +183,7 @@ class Experiment(Part):
         try:
             found = cls.model_validate(_integers_as_floats(cls, _plain(dict(content))))
         except ValidationError as error:
-            raise ConfigError(f"{where}: {_explained(error)}") from None
+            raise ConfigError(f"{where}: {explained(error, cls)}") from None
         found.check()
         return found
 
@@ -424,17 +424,18 @@ def _hash(content: Mapping[str, Json]) -> str:
 # Details of reading and checking.
 
 
-def _explained(error: ValidationError) -> str:
+def explained(error: ValidationError, model: type[BaseModel]) -> str:
+    """What is wrong in a file that should be this model. A wrong key comes with the nearest one."""
     problems = []
     for item in error.errors():
         where = ".".join(str(part) for part in item["loc"])
         if item["type"] == "extra_forbidden":
-            known = _fields_at(item["loc"][:-1])
+            known = _fields_at(model, item["loc"][:-1])
             problems.append(f"unknown key {where!r}; {cure(str(item['loc'][-1]), known)}")
         elif item["type"] == "missing":
             problems.append(f"{where} is missing")
         elif item["type"] in ("dict_type", "model_type"):
-            example = TABLES.get(where, "eta = 0.1")
+            example = TABLES.get(where, "eta = 0.1") if model is Experiment else "..."
             problems.append(
                 f"{where} = {item['input']!r}: it must be a table, such as {{ {example} }}"
             )
@@ -444,8 +445,7 @@ def _explained(error: ValidationError) -> str:
     return "; ".join(dict.fromkeys(problems))
 
 
-def _fields_at(place: tuple[int | str, ...]) -> list[str]:
-    model: Any = Experiment
+def _fields_at(model: Any, place: tuple[int | str, ...]) -> list[str]:
     for part in place:
         model = model.model_fields[part].annotation
     return list(model.model_fields)

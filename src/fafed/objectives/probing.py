@@ -196,9 +196,12 @@ def _of_targets(loss: object, outputs: Any, targets: Any) -> str:
                 f"; the model has {classes} outputs, so labels must be 0 to {classes - 1}, but the "
                 f"first batch has labels from {int(kept.min())} to {int(kept.max())}"
             )
-    if entropy and outputs.ndim == targets.ndim > 1 and targets.shape[1] == 1 and whole:
-        return "; class numbers need no axis of their own: give targets[:, 0]"
-    if outputs.is_floating_point() and targets.dtype != outputs.dtype:
+    if entropy and outputs.ndim == targets.ndim > 1 and targets.shape[1] == 1:
+        return "; class numbers need no axis of their own: give targets[:, 0]" + (
+            "" if targets.dtype == torch.int64 else ".long()"
+        )
+    floats = targets.is_floating_point()
+    if outputs.is_floating_point() and (targets.dtype != outputs.dtype or (entropy and floats)):
         cure = "targets.long()" if entropy else "targets.float()"
         return f"; the targets are {targets.dtype}: give {cure}"
     return ""

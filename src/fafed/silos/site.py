@@ -49,7 +49,7 @@ from fafed.data.sources.base import Source
 from fafed.data.sources.examples import Examples
 from fafed.errors import ConfigError, DataError
 from fafed.experiments.assemble import held_out, shard, sizes
-from fafed.experiments.config import Experiment, Part
+from fafed.experiments.config import Experiment, Part, explained
 from fafed.silos.column_sums import check_far
 from fafed.silos.limits import Limits, Refusal
 from fafed.training.evaluation import Part as EvaluationPart
@@ -160,11 +160,7 @@ class Site(Part):
                 f"the silo's file {path} cannot be read: {cause}; docs/silos.md shows one"
             ) from cause
         except ValidationError as cause:
-            wrong = "; ".join(
-                f"{'.'.join(map(str, e['loc']))}: {e['msg'].removeprefix('Value error, ')}"
-                for e in cause.errors()
-            )
-            raise ConfigError(f"the silo's file {path}: {wrong}") from None
+            raise ConfigError(f"the silo's file {path}: {explained(cause, cls)}") from None
         changes: dict[str, object] = {"folder": path.parent / site.folder}
         if site.secure.key is not None:
             changes["secure"] = site.secure.model_copy(

@@ -16,9 +16,14 @@ Over FLARE each silo's peak memory is measured, too: what is private to its proc
 resident, which has the pages of mapped files in it (see large.py).
 
 The results are in secure.json, each case with the options that it was measured with. They are
-merged and written after each case, so groups can be measured one by one. The table of
-docs/privacy.md is written from it. On two idle cores: small about 1 minute, large 2, both on FLARE
-7. large needs 4 GiB, flare-large 10 GiB. Needs fafed[nvflare,privacy].
+merged and written after each case, so groups can be measured one by one. The tables of
+docs/privacy.md and docs/performance.md are written from it. `masks` is the time of the masks of a
+round and of nothing else, on one thread: each silo makes one for itself and one for each other
+silo, and the server makes those of the silos themselves again. A secure round has at least this
+work and that of the open round.
+
+On two idle cores: small about 1 minute, large 2, both on FLARE 7. large needs 4 GiB, flare-large 10
+GiB. Needs fafed[nvflare,privacy].
 """
 
 from __future__ import annotations
@@ -36,6 +41,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
@@ -50,13 +56,15 @@ from overhead import linear  # noqa: E402
 
 from fafed.experiments.config import Experiment  # noqa: E402
 from fafed.experiments.rundir import RunDir  # noqa: E402
+from fafed.privacy.secure_sum import masks  # noqa: E402
 from fafed.silos import messages  # noqa: E402
 from fafed.silos.messages import Message  # noqa: E402
 from fafed.silos.serve import serve  # noqa: E402
 from fafed.silos.server import FederationConfig  # noqa: E402
 from fafed.silos.site import Kit, Site  # noqa: E402
 from fafed.silos.worker import Worker  # noqa: E402
-from studies.performance import machine  # noqa: E402
+from studies.performance import document, machine  # noqa: E402
+from studies.performance import results as page_results  # noqa: E402
 from studies.privacy import costs  # noqa: E402
 
 SMALL, LARGE = 26_620, 50_000_000
@@ -173,6 +181,18 @@ def kilobytes(place: RunDir, silos: int) -> float:
     return sum(one["bytes"] for one in rounds) / (last - 1) / silos / 1000
 
 
+def masks_alone(silos: int, parameters: int) -> float:
+    """Seconds that one thread needs for all masks of a round."""
+    vector = np.zeros(parameters, masks.DTYPES[64])
+    keys = [(1, os.urandom(32)) for _ in range(silos)]
+    took = []
+    for _ in range(5 if parameters < 1e6 else 2):
+        began = time.perf_counter()
+        masks.apply(vector, [parameters], keys)
+        took.append(time.perf_counter() - began)
+    return min(took) * (silos + 1)  # the silos and the server
+
+
 CASES: dict[str, list[tuple[str, Any, int, int]]] = {
     "small": [("in process", in_process, n, SMALL) for n in (3, 10, 20)],
     "large": [("in process", in_process, 3, LARGE)],
@@ -230,6 +250,7 @@ def main() -> None:
                 "where": where,
                 "silos": silos,
                 "parameters": parameters,
+                "masks": masks_alone(silos, parameters),
                 **one,
             }
             chosen.output.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
@@ -244,6 +265,7 @@ def main() -> None:
             print(f"    {time.perf_counter() - began:.0f} s in all", flush=True)
     if chosen.output == costs.SECURE:
         costs.write()
+        document.write(page_results.DEFAULT)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import torch
 from silo_tools import final, simulated
 from small import experiment, write_data, write_experiment
 
+from fafed.errors import FafedError
 from fafed.experiments.config import Experiment
 from fafed.experiments.execute import execute
 from fafed.experiments.rundir import RunDir
@@ -35,7 +36,8 @@ from fafed.silos.transports.nvflare import endpoint as endpoint_module
 from fafed.silos.transports.nvflare.driver import Driver
 from fafed.silos.transports.nvflare.endpoint import Endpoint, Letter, letters, opened
 from fafed.silos.transports.nvflare.job import FafedRecipe
-from fafed.silos.transports.nvflare.local_federation import ADMIN, Member, provision
+from fafed.silos.transports.nvflare.kit_files import install
+from fafed.silos.transports.nvflare.local_federation import ADMIN, Local, Member, provision
 from fafed.silos.transports.nvflare.try_out import local_federation
 from fafed.silos.transports.nvflare.wire import Wire
 
@@ -123,6 +125,31 @@ def test_a_child_that_does_not_run_its_program_yet_ends_with_its_member(tmp_path
         time.sleep(0.05)
     getattr(member, end)()
     assert not running(tmp_path)
+
+
+@pytest.mark.slow
+def test_who_has_not_set_up_a_kit_is_named(tmp_path):
+    """FLARE would say FINISHED:EXECUTION_EXCEPTION or FINISHED:ABNORMAL, after three jobs."""
+    kits, names = provision(tmp_path / "kits", ["north", "south"]), ["north", "south"]
+    write_data(tmp_path / "data", 2)
+    found = Experiment.from_dict(experiment(tmp_path / "data", rounds=2))
+    local, recipe = Local(kits, names), FafedRecipe(found, names, min_silos=2, start=30)
+    for content, words in (
+        ("", "the server's kit is not set up: run `fafed silos server`"),
+        (f'runs = "{tmp_path}"\n', "the process of south has ended.*set up by `fafed silos site`"),
+    ):
+        if content:
+            allow = f'allow = ["softmax", "{tmp_path / "data"}"]\n[data]\nshare = true\n'
+            install(kits / "localhost", content)
+            install(kits / "north", f'folder = "{tmp_path / "north"}"\n{allow}')
+        driver = Driver(kits / ADMIN, names, username=ADMIN, min_silos=2)
+        local.start()
+        try:
+            with pytest.raises(FafedError, match=words):
+                driver.run(recipe)
+        finally:
+            driver.close()
+            local.stop()
 
 
 def history(place, silos):

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from fafed import ConfigError, FafedError
 from fafed.cli import app
+from fafed.errors import DataError
 from fafed.experiments.config import Experiment
 from fafed.experiments.execute import execute
 from fafed.experiments.rundir import RunDir
@@ -38,7 +39,7 @@ from fafed.silos.transports.nvflare.gate import Refusals, server_refuses, silo_r
 from fafed.silos.transports.nvflare.job import policy_in_the_way
 from fafed.silos.transports.nvflare.kit_files import install, outdated
 from fafed.silos.transports.nvflare.local_federation import project, provision
-from fafed.silos.transports.nvflare.try_out import for_silos
+from fafed.silos.transports.nvflare.try_out import attempt, for_silos
 
 SITE = 'folder = "../kept"\nallow = ["softmax"]\n[data]\nshare = true\n'
 
@@ -260,6 +261,17 @@ def test_a_try_out_finds_a_folder_of_data_as_a_run_does(tmp_path, monkeypatch):
         found = for_silos(Experiment.from_dict(experiment(Path(given))), 3)
         assert found.data.folder == str(meant)
         assert for_silos(found, 3) == found
+
+
+def test_data_that_does_not_fit_is_refused_before_anything_is_started(tmp_path):
+    """By the silos, the words would be: it failed, and its own log says why."""
+    found = Experiment.from_dict(experiment(tmp_path / "hospitals"))
+    with pytest.raises(DataError, match="hospitals is not a folder"):
+        attempt([for_silos(found, 3)], 3, tmp_path / "runs")
+    write_data(tmp_path / "hospitals", 2)
+    with pytest.raises(ConfigError, match="the data has 2 clients, but there are 3 silos"):
+        attempt([for_silos(found, 3)], 3, tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_the_gate_of_a_parent_process_needs_no_torch():

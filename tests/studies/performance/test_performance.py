@@ -65,6 +65,11 @@ def test_pages_show_the_results(page):
     assert document.fill_in(text, found) == text
 
 
+def _not_yet():
+    """A case of before the masks were measured."""
+    return {"silos": 10, "where": "in process", "parameters": 1000}
+
+
 def test_every_part_of_the_page_is_made_from_results():
     def cell(seconds, **more):
         known = {"date": "today", "label": "somebody", "algorithm": "fedavg", "data": "real"}
@@ -81,7 +86,10 @@ def test_every_part_of_the_page_is_made_from_results():
     }
     job = {"title": "a job", "clients": 20, "b": 50, "q": 10, "cells": cells}
     gradient = {"plain-1": 4e-3, "plain-2": 3e-3, "ours-1": 2e-3, "ours": 1e-3, "operations": 10**8}
+    ways = {"open": {"seconds": 0.2, "kilobytes": 9.0}, "secure": {"seconds": 1.0, "kilobytes": 13}}
+    case = {"silos": 3, "where": "in process", "parameters": 1000, "masks": 0.3} | ways
     found = {
+        "secure": {"cases": {"a": case, "b": case | {"where": "on FLARE"}, "c": ways | _not_yet()}},
         "jobs": {"J1": job},
         "limits": {"peak": {"1": 1e11, "2": 2e11}, "gradients": {"J1": gradient}},
         "growth": {"clients": {"20": {"ours": cells["ours"]}}},
@@ -100,6 +108,11 @@ def test_every_part_of_the_page_is_made_from_results():
     ]
     assert "| J1 | (0.5 s) | 2.00 (1 s) | · |" in page["algorithms"]
     assert page["limit"].endswith("| 200 | 0.2 s | 0.5 s | 60% | 20% |\n")
+    assert page["secure"].splitlines()[2:] == [
+        "| 3, in process | 1,000 | 0.3 s | 0.2 s | 1 s | 50% | 12 | 13 |",
+        "| 3, on FLARE | 1,000 | 0.3 s | 0.2 s | 1 s | · | 12 | 13 |",
+        "| 10, in process | 1,000 | · | 0.2 s | 1 s | · | 12 | 13 |",
+    ]
     assert "| 20 | 0.5 s, 300 MiB |" in page["growth"]
     assert (
         document.fill_in("<!-- bench:first -->?<!-- /bench:first -->", found).count("1.25 s") == 1

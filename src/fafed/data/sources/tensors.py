@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,7 @@ def plain(data: object, name: str) -> Plain | None:
             f"tensors, got {type(data).__name__}"
             + (" of one: add the targets" if one else "")
             + (_FRAME if hasattr(data, "to_numpy") else "")
+            + (_PATH if isinstance(data, str | PathLike) else "")
         )
     lengths = [len(part) if part.ndim else 0 for part in tree.leaves(tensors)]
     if len(set(lengths)) != 1:
@@ -107,6 +109,7 @@ def as_tensors(data: object, name: str) -> Columns:
 
 
 _FRAME = ": write (table[inputs].to_numpy(), table[target].to_numpy())"
+_PATH = ": read it with fafed.data.from_folder(FOLDER), or fafed.data.Files for each client"
 _ITEMS = (
     "; a list of items is no Dataset: give fafed.data.Files(items, load) for (path, label), or the "
     "inputs and the targets of all items as two tensors; for the data of several clients there are "

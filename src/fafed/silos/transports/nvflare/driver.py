@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +31,10 @@ POLL = 0.5
 LOOK = 5.0  # seconds between two looks whether a silo is back
 DEAD = 8.0  # seconds without a process of the job
 RETRIED = {"TooFew", "Absent", "Busy"}  # errors that pass when the others are back
+ADVICE = (
+    ". `log.txt` in the kits has the details. A silo's kit must be set up by `fafed silos site`, "
+    "the server's by `fafed silos server`, and each must be started again after it"
+)
 OnFacts = Callable[[JobFacts], None]
 OnRecord = Callable[[int, Record], None]  # which experiment, and its newest round
 
@@ -52,6 +57,8 @@ class Driver:
                 f"{kit} is not an administrator's startup kit (it has no folder startup): give the "
                 "folder that `nvflare provision` made"
             )
+        if not (kit / "startup" / "fed_admin.json").is_file():
+            raise ConfigError(f"{kit} is not an administrator's startup kit: give --kit that one")
         self.kit = kit
         self.silos = silos
         self.username = username
@@ -78,6 +85,7 @@ class Driver:
         while True:
             before = seen[0]
             absent = set(self.silos) - self._wait_for(self.silos)
+            self._check_server()
             facts = self._one_job(recipe.without(absent), show, absent)
             show(facts)
             if facts["state"] == "finished":
@@ -91,7 +99,7 @@ class Driver:
                 )
             stuck = 0 if seen[0] > before else stuck + 1
             if stuck >= 3:
-                raise FafedError(f"three jobs in a row made no progress: {facts['why']}")
+                raise FafedError(f"three jobs in a row made no progress: {facts['why']}{ADVICE}")
             log.warning("the job has ended (%s); submitting it again", facts["why"])
 
     def close(self) -> None:
@@ -141,6 +149,8 @@ class Driver:
             if over or dead or str(status).startswith("FINISHED"):
                 job, self.job = self.job, None
                 last = facts if over else self._outcome(job, status, facts)
+                if not over and (who := self._ended(job)):
+                    last = last | {"why": f"{last['why']}; the process of {who} has ended"}
                 return {"status": status, **last}
 
     def _call_back(self, facts: JobFacts, absent: set[str]) -> set[str]:
@@ -161,6 +171,24 @@ class Driver:
             for path in Path(folder).rglob("fafed.json"):
                 return cast(JobFacts, dict(json.loads(path.read_text("utf-8"))))
         return facts | {"state": "again", "why": f"FLARE says {status}"}
+
+    # What FLARE knows of a job that fafed could not end.
+
+    def _check_server(self) -> None:
+        """FLARE would start no job there, and its words for that say nothing."""
+        listed = str(self._try(lambda s: s.ls_target("server", "", "local"))).split()
+        if "resources.json.default" in listed and "fafed.toml" not in listed:
+            raise ConfigError(
+                "the server's kit is not set up: run `fafed silos server` on it, and start the "
+                "server again"
+            )
+
+    def _ended(self, job: str | None) -> str:
+        """The silo whose process has ended the job, from the server's log; "" if none has."""
+        line = f"Failing job {job} due to reported failure from"
+        told = str(self._try(lambda s: s.grep_target("server", "", line, "log.txt")))
+        found = re.search(rf"{re.escape(line)} ([\w-]+)", told)
+        return found[1] if found else ""
 
     # Which silos are present.
 

@@ -23,7 +23,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from fafed.errors import ConfigError
-from fafed.experiments.config import Part
+from fafed.experiments.config import Part, explained
 from fafed.silos.bounds import Bounds
 from fafed.silos.site import Kit
 
@@ -34,6 +34,7 @@ LINK = {
     "streaming_retry_wait": 15.0,  # seconds; shorter than a piece takes, it would be sent twice
     "streaming_ack_interval": 2**20,  # bytes; a slow link must acknowledge within a minute
 }
+MEMBERS = {"client": "a silo", "servers": "the server", "admin": "an administrator"}
 FORBIDDEN = ("byoc", "operate", "shell_commands", "server-predeployed-flwr")  # on a silo
 
 
@@ -55,8 +56,10 @@ def server_file(root: Path) -> ServerFile:
     try:
         text = path.read_text("utf-8") if path.is_file() else ""
         found = ServerFile.model_validate(tomllib.loads(text))
-    except (OSError, tomllib.TOMLDecodeError, ValidationError) as cause:
+    except (OSError, tomllib.TOMLDecodeError) as cause:
         raise ConfigError(f"the server's file {path} cannot be read: {cause}") from cause
+    except ValidationError as cause:
+        raise ConfigError(f"the server's file {path}: {explained(cause, ServerFile)}") from None
     return found.model_copy(update={"runs": root / found.runs})
 
 
@@ -71,19 +74,30 @@ def authority(root: Path) -> Path:
     return root / "startup" / "rootCA.pem"
 
 
+def require(kit: Path, member: str) -> None:
+    """An error if this is no startup kit, or that of another kind of member (see MEMBERS)."""
+    found = _resources(kit)
+    if member not in found:
+        theirs = next((words for key, words in MEMBERS.items() if key in found), "something else")
+        raise ConfigError(f"{kit} is the kit of {theirs}: give that of {MEMBERS[member]}")
+
+
+def _resources(kit: Path) -> dict[str, Any]:
+    local = kit / "local"
+    for path in (local / "resources.json", local / "resources.json.default"):
+        if path.is_file():
+            return dict(json.loads(path.read_text("utf-8")))
+    raise ConfigError(
+        f"{kit} is not a startup kit (it has no local/resources.json.default): give the folder "
+        "that `nvflare provision` made for this member"
+    )
+
+
 def install(kit: Path, content: str) -> Path:
     """Put fafed's file into a kit. Allow a job only fafed's class. Let only this user read the
     kit."""
     local = kit / "local"
-    default = local / "resources.json.default"
-    resources = local / "resources.json"
-    source = resources if resources.is_file() else default
-    if not source.is_file():
-        raise ConfigError(
-            f"{kit} is not a startup kit (it has no {default.relative_to(kit)}): give the folder "
-            "that `nvflare provision` made for this server or site"
-        )
-    found = json.loads(source.read_text("utf-8"))
+    found = _resources(kit)
     silo = "client" in found
     found["class_list_enforcement_mode"] = "enforce"
     found["class_allow_list"] = [SILO_CLASS if silo else SERVER_CLASS]
@@ -96,7 +110,7 @@ def install(kit: Path, content: str) -> Path:
     others = [part for part in found.get("components", []) if part.get("id") not in ours]
     found["components"] = [GATE, *others]
     _keep_inside(found, kit)
-    resources.write_text(json.dumps(found, indent=2), "utf-8")
+    (local / "resources.json").write_text(json.dumps(found, indent=2), "utf-8")
     _configure_link(local)
     path = local / "fafed.toml"
     path.write_text(content, "utf-8")
