@@ -23,7 +23,7 @@ from studies.which_algorithm.jobs import ROOT, SEEDS, TUNING_SEED, Setting
 from studies.which_algorithm.measurement import Runs, accuracy, held_out, made_with
 
 RESULTS = Path(__file__).parent / "cifar.jsonl"
-JOBS = ("cifar-dirichlet-0.6", "cifar-silos")
+JOBS = ("cifar-dirichlet-0.6", "cifar-dirichlet-0.1", "cifar-silos")
 
 FEDAVGM = "fedavgm"  # FedAvg with momentum on the server
 KNOWN = ("fedavg", FEDAVGM, "scaffold", "fedcm", "fedadam")  # what papers compare with
