@@ -11,7 +11,6 @@ from studies.which_algorithm.fafed_default import CALLED
 from studies.which_algorithm.jobs import ELSEWHERE, END, JOBS
 from studies.which_algorithm.measurement import WORTH
 from studies.which_algorithm.results import (
-    NOT_ADVISED,
     TITLES,
     Results,
     class_name,
@@ -70,7 +69,7 @@ them](which-algorithm-numbers.md#defaults).
 
 """
     head = ["method", "default", "training", "judged"]
-    ranked = sorted((n for n in every if n not in NOT_ADVISED), key=r.worst_gap)
+    ranked = sorted((n for n in every if n != "naive"), key=r.worst_gap)
     rows = [
         [link(name), written(rules(r, name)), _signed(-r.untuned_gap(name)), _worst(r, name)]
         for name in ranked[:SHOWN]
