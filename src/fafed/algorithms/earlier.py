@@ -31,4 +31,5 @@ EARLIER: dict[str, dict[str, float]] = {
     "mimelite": {"eta": 0.01},
     "mimeadam": {"eta": 0.01},
     "domo": {"eta": 0.001},
+    "fedkron": {"beta": 0.9, "rho": 0.05, "reach": 0.0},
 }
