@@ -26,8 +26,7 @@ from studies.which_algorithm.numbers_page import render_numbers
 from studies.which_algorithm.page import render
 from studies.which_algorithm.results import NUMBERS, PAGE, PICTURE, RESULTS, Results
 
-# In "partial" FAFED and STEM warn in every round that they restart their estimate. This hides the
-# warning. It stands at the top of the file because worker processes import it.
+# In "partial" FAFED and STEM warn in every round that they restart their estimate.
 logging.getLogger("fafed").setLevel(logging.ERROR)
 
 
@@ -50,6 +49,8 @@ def main() -> None:
             results["fafed_options"] = fafed_default.measure(make)
         known = results.get("fafed_as_it_comes", {})
         results["fafed_as_it_comes"] = fafed_default.as_it_comes(make, known)
+        known = results.get("fafed_as_called", {})
+        results["fafed_as_called"] = fafed_default.as_called(make, known)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
     found = Results(json.loads(RESULTS.read_text("utf-8")))
     PAGE.write_text(render(found), "utf-8")

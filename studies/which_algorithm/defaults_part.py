@@ -7,6 +7,7 @@ import math
 from fafed.report.numbers import NOTHING, listing
 from studies import markdown
 from studies.which_algorithm import jobs
+from studies.which_algorithm.fafed_default import CALLED
 from studies.which_algorithm.jobs import ELSEWHERE, END, JOBS
 from studies.which_algorithm.measurement import WORTH
 from studies.which_algorithm.results import (
@@ -23,8 +24,10 @@ from studies.which_algorithm.results import (
 
 ABOUT = {
     "mnist": "MNIST, ten clients with different mixes of digits",
-    "wide": "Fashion-MNIST, two groups of clients with five classes each, another network",
-    "moderate": "Fashion-MNIST, clients that differ moderately, another network",
+    "wide": "Fashion-MNIST, ten clients with five random classes each, another network",
+    "low": "Fashion-MNIST, 20 clients that are nearly alike, another network",
+    "moderate": "the same, clients that differ moderately",
+    "high": "the same, two groups of clients with five classes each",
     "scaled": "a softmax regression whose inputs differ in size by a factor of 100",
     "characters": "a small language model: one block of a transformer guesses the next letter of "
     "Wikipedia's text",
@@ -57,8 +60,9 @@ The rule asked for new defaults of {len(asked)} of {len(every)} methods. On the 
 ({_not_better(judged, better)}). They are the defaults by now{_but(r, kept)}.
 
 Defaults are constant rates. Let them fall if you know how long you train:
-`eta = {{ schedule = "linear", peak = ..., end = {END:g} }}` with the default as the peak. On skewed
-data falling is better for {_falling(r)}.
+`eta = {{ schedule = "linear", peak = ..., end = {END:g} }}` with the default as the peak, in Python
+`eta=fafed.schedules.Linear(peak=..., end={END:g})`. On skewed data falling is better for
+{_falling(r)}.
 
 The table has the {SHOWN} best defaults, which fall: how far they end from tuned FedAvg, in points,
 in the worst training job and in the worst judged job. Above 0 is better than tuned FedAvg. [All of
@@ -170,7 +174,28 @@ constant one. It kept `{written(best)}`. `FAFED.paper()` is the paper's setting.
         ]
         for job in every
     ]
-    return text + markdown.table(head, rows)
+    return text + markdown.table(head, rows) + _called(r)
+
+
+def _called(r: Results) -> str:
+    """FAFED's default with the sizes of a first call of `fafed.train`."""
+    found: dict[str, dict[str, float]] = r.content.get("fafed_as_called", {})
+    if not found:
+        return ""
+    worst = max(one["fedavg"] - one["fafed"] for one in found.values())
+    sizes = CALLED
+    text = f"""
+A first call is `fafed.train(model, clients, fafed.FAFED(), rounds={sizes["rounds"]})`: with
+{sizes["local_steps"]} local steps and batches of {sizes["batch_size"]}, the defaults. So run, FAFED
+ends at most {points(worst)} below FedAvg on these {len(found)} jobs, with one seed. FedAvg has the
+same sizes here, and for each job the best of four step sizes, which fall.
+
+"""
+    rows = [
+        [TITLES.get(job, job), _percents(one["fedavg"]), _percents(one["fafed"])]
+        for job, one in found.items()
+    ]
+    return text + markdown.table(["job", "FedAvg, tuned", "FAFED()"], rows)
 
 
 def _fafed_falls(r: Results, job: str) -> float:

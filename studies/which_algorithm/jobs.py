@@ -18,7 +18,7 @@ EXPERIMENTS = Path(__file__).parent / "configs"
 TARGETS = {"skewed": 0.75, "iid": 0.8, "partial": 0.65}  # test accuracy
 JOBS = tuple(TARGETS)
 # Jobs on which no default was chosen.
-ELSEWHERE = ("mnist", "wide", "moderate", "scaled", "characters")
+ELSEWHERE = ("mnist", "wide", "low", "moderate", "high", "scaled", "characters")
 POOLED = "pooled"
 
 TUNING_SEED, SEEDS = 0, (1, 2, 3)

@@ -133,10 +133,15 @@ def test_any_function_of_the_step_is_a_schedule():
     assert all(type(t) is int for t in seen)
     close(found, torch.stack(fedavg(p.x0, p.g, [1 / 3] * 3, q, 2, eta)))
     close(p.xs(fafed.FedAvg(eta=eta), q, 2, engine="vmap"), found)
-    with pytest.raises(fafed.ConfigError, match=r"step size of step 1 is -1.0"):
+    with pytest.raises(fafed.ConfigError, match=r"step size of step 1 is -1, given"):
         p.xs(fafed.FedAvg(eta=lambda t: -t), q, 1)
+    with pytest.raises(fafed.ConfigError, match=r"step size of step 1 is None, .* finite number"):
+        p.xs(fafed.FedAvg(eta=lambda t: None), q, 1)
     with pytest.raises(fafed.ConfigError, match=r"FedAvg.eta must be a number > 0 or a schedule"):
         fafed.FedAvg(eta=Linear)
+    for wrong in ("linear", {"schedule": "linear", "peak": 0.1}):  # as in a file
+        with pytest.raises(fafed.ConfigError, match=r"such as fafed.schedules.Linear\(peak=0.1\)"):
+            fafed.FedAvg(eta=wrong)
 
 
 @pytest.mark.parametrize(

@@ -323,6 +323,17 @@ def test_damage_to_the_last_record_is_mended_from_the_checkpoint_before(tmp_path
     assert numbers(place) == numbers(calm)
 
 
+def test_the_command_resume_mends_what_the_library_mends(tmp_path):
+    """Its own look at the records must not stop it."""
+    e, place = begun(tmp_path)
+    calm = RunDir(tmp_path / "calm")
+    execute(e, calm)
+    path = place.path / "records.jsonl"
+    path.write_bytes(path.read_bytes()[:-3])
+    call("resume", place.path)
+    assert numbers(place) == numbers(calm)
+
+
 def test_what_kills_have_left_is_swept(tmp_path):
     e, place = begun(tmp_path)
     for name in (".tmpAbC123", ".round-0000009.safetensors.part", "round-0000009.part"):

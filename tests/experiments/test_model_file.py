@@ -214,6 +214,7 @@ def test_a_run_that_is_not_finished_is_exported_from_its_checkpoint(tmp_path):
     with pytest.raises(FafedError, match="is not finished"):
         fafed.load(place.path)
     after = states(found, 5)
+    same(fafed.load(place.path, which="newest").state_dict(), after[4])
     for which, round in (("last", 5), ("best", best_round(place))):
         module, facts = model_file.export(place.path, which=which)
         assert facts["round"] == round

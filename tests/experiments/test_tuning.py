@@ -11,8 +11,10 @@ import time
 
 import pytest
 from small import experiment, write_data, write_experiment
+from typer.testing import CliRunner
 
-from fafed import ConfigError
+from fafed import ConfigError, FafedError
+from fafed.cli import app
 from fafed.core.records import Record
 from fafed.experiments import tuning
 from fafed.experiments.config import Experiment
@@ -136,3 +138,41 @@ def test_a_database_that_cannot_be_opened(data, tmp_path):
     e = Experiment.from_dict(experiment(data, search=GRID))
     with pytest.raises(ConfigError, match="cannot be opened"):
         tune(e, "fafed", tmp_path, storage="sqlite:////nowhere/at/all/study.db")
+
+
+def test_a_rule_without_its_data_is_refused_before_the_first_trial(data, tmp_path):
+    e = Experiment.from_dict(experiment(data, search=GRID))
+    with pytest.raises(ConfigError, match=r"the rule 'validation' needs held-out data"):
+        tune(e, "fafed", tmp_path / "runs", rule="validation")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_error_in_a_trial_is_told_without_a_traceback(data, tmp_path, capfd):
+    e = Experiment.from_dict(experiment(data, search={"fedavg": {"eta": [-1.0]}}))
+    with pytest.raises(FafedError, match="see above"):
+        tune(e, "fedavg", tmp_path, jobs=1)
+    told = capfd.readouterr().err
+    assert told.startswith("fedavg, {'eta': -1.0}: FedAvg.eta must be a number > 0")
+    assert "Traceback" not in told
+
+
+def test_the_file_of_the_best_runs_what_was_tuned(data, tmp_path):
+    """Also if the experiment's own algorithm was not among them."""
+    wanted = experiment(data, rounds=1, algorithm={"name": "fedavg"}, search=GRID)
+    toml = tmp_path / "small.toml"
+    toml.write_text(Experiment.from_dict(wanted).to_toml())
+    options = [
+        "--algorithms",
+        "fafed",
+        "--trials",
+        "1",
+        "-j",
+        "1",
+        "--runs",
+        str(tmp_path / "runs"),
+    ]
+    done = CliRunner().invoke(app, ["tune", str(toml), *options])
+    assert done.exit_code == 0, done.output
+    best_one = Experiment.read(tmp_path / "runs" / "small" / "best.toml")
+    assert best_one.algorithm.name == "fafed"
+    assert best_one.algorithm.options == {"eta": 0.01, "alpha": 0.1}

@@ -95,3 +95,41 @@ def test_no_norm_is_trained_with_channels_last(norm):
     goal = Model(images(*([] if norm is None else [norm])), F.cross_entropy)
     goal.probe(data)
     assert goal.channels_last == (norm is None)
+
+
+@pytest.mark.parametrize("loss", [F.cross_entropy, nn.CrossEntropyLoss()])
+def test_a_softmax_before_a_cross_entropy_is_told(loss, caplog):
+    torch.manual_seed(0)
+    plain = nn.Linear(6, 3).double()
+    train(plain, loss)
+    train(nn.Sequential(plain, nn.LogSoftmax(1)), loss)
+    train(nn.Sequential(plain, nn.Softmax(1)), lambda outputs, y: F.nll_loss(outputs.log(), y))
+    assert "probabilities" not in caplog.text
+    train(nn.Sequential(plain, nn.Softmax(1)), loss)
+    assert "Sequential returns probabilities" in caplog.text
+    assert "leave out the model's own" in caplog.text
+
+
+def test_a_loss_that_is_a_sum_is_told(caplog):
+    def weighted(outputs, targets):  # a mean that counts some labels twice
+        return F.cross_entropy(outputs, targets, torch.tensor([1.0, 2.0, 1.0]).double())
+
+    for loss in (F.cross_entropy, weighted, nn.CrossEntropyLoss(label_smoothing=0.1)):
+        train(loss=loss)
+    of_length = train(loss=lambda o, t: F.cross_entropy(o, t) if len(t) <= 4 else 1 / 0)
+    assert of_length.finished
+    assert "sum over the batch" not in caplog.text
+    train(loss=nn.CrossEntropyLoss(reduction="sum"))
+    assert "loss seems to be a sum over the batch" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("clients", "words"),
+    [
+        ([(x, y[:, None]) for x, y in CLIENTS], r"no axis of their own: give targets\[:, 0\]$"),
+        ([(x.long(), y) for x, y in CLIENTS], r"the inputs hold torch.int64: .* inputs.float\(\)$"),
+    ],
+)
+def test_numbers_of_another_kind_are_refused_with_the_cure(clients, words):
+    with pytest.raises(fafed.ConfigError, match=words):
+        train(clients=clients)

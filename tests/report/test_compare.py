@@ -108,12 +108,55 @@ def test_a_list_of_algorithms_gets_names():
     again = [fafed.FedAvg(eta=0.1), fafed.FedAvg(eta=0.2), fafed.FAFED(), fafed.FedAvg(eta=0.3)]
     found = fafed.compare(**call(algorithms=again, seeds=[0], rounds=1))
     assert [name for name, _ in found.results] == ["fedavg", "fedavg-2", "fafed", "fedavg-3"]
+    alone = fafed.compare(**call(algorithms=fafed.FAFED(), seeds=[0], rounds=1))
+    assert list(alone.results) == [("fafed", 0)]
+
+
+def test_what_all_runs_warn_of_is_said_once(caplog):
+    for _ in range(2):  # and again in the next comparison
+        caplog.clear()
+        fafed.compare(**call(rounds=1, batch_size=21))
+        assert caplog.text.count("fewer than batch_size = 21") == 1
+
+
+def test_what_is_wrong_with_the_last_run_comes_before_the_first():
+    seen = []
+    for change, words in (
+        (
+            {"algorithms": [fafed.FedAvg(), fafed.FedPD()], "participation": 0.5},
+            "needs every client",
+        ),
+        ({"algorithms": [fafed.FedAvg(), fafed.Adam()]}, "runs with 1 client, got 3"),
+        ({"seeds": (1, 2, -3)}, "seed must be an integer from 0"),
+    ):
+        with pytest.raises(fafed.ConfigError, match=words):
+            fafed.compare(**call(**change, on_record=seen.append))
+    assert not seen
+
+
+def test_the_users_generator_is_where_it_would_be_without_the_check():
+    """A function that makes a model may draw from it."""
+    for algorithms in ([fafed.FedAvg()], [fafed.FedAvg(), fafed.FAFED()]):
+        made = []
+
+        def model(seed, made=made):
+            made.append(nn.Linear(4, 3))
+            return made[-1]
+
+        wanted = call(model=model, algorithms=algorithms, seeds=[0], rounds=1)
+        torch.manual_seed(5)
+        found = fafed.compare(**wanted)
+        first = made[-len(algorithms)]  # the ones before it were for the check
+        torch.manual_seed(5)
+        assert torch.equal(first.weight, nn.Linear(4, 3).weight)
+        assert found.finished
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"seeds": ()}, "seeds is empty"),
+        ({"seeds": (1, 2, 1)}, r"seeds names one twice, got \(1, 2, 1\): each seed is one run"),
         ({"algorithms": []}, "algorithms is empty"),
         ({"algorithms": ["fedavg"]}, "algorithm must be an object such as"),
         ({"algorithms": fafed.FedAvg}, "algorithm must be an object such as"),

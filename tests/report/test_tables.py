@@ -8,6 +8,7 @@ from rich.console import Console
 
 from fafed.report import RunData, rich_table, table
 from fafed.report.numbers import Stat
+from fafed.report.page import page as write_page
 from fafed.report.tables import winner
 
 
@@ -80,3 +81,50 @@ def test_twelve_algorithms_times_five_seeds() -> None:
     runs = [run(f"alg-{a}", seed, rounds=4) for a in range(12) for seed in range(5)]
     rows = table(runs)
     assert [row.seeds for row in rows] == [5] * 12
+
+
+def private(algorithm: str, *epsilons: float | None) -> list[RunData]:
+    """A run for each seed, with what it spent."""
+    promised: dict[str, object] = {"privacy": {"level": "example", "delta": 1e-5}}
+    return [
+        RunData(
+            f"{algorithm}-{seed}",
+            config(algorithm, seed, **(promised if spent is not None else {})),
+            [
+                record(
+                    1,
+                    test={"accuracy": 0.5},
+                    diagnostics={} if spent is None else {"epsilon": spent},
+                )
+            ],
+        )
+        for seed, spent in enumerate(epsilons)
+    ]
+
+
+def test_what_privacy_was_spent_stands_in_the_table() -> None:
+    runs = [*private("fedavg", 0.5191, 0.52), *private("fafed", 1.17)]
+    assert [row.epsilon for row in table(runs)] == [0.52, 1.17]
+    assert "Epsilon" in shown(runs)
+    assert "1.17" in shown(runs)
+    page = write_page(runs)
+    assert '<th scope="col">Epsilon</th>' in page
+    assert "the worst client has spent at delta 1e-05. Of a simulation it protects nobody" in page
+    assert "not equally private" in page
+    assert "not equally private" not in write_page(
+        [*private("fedavg", 1.17), *private("fafed", 1.17)]
+    )
+    some = [*private("fedavg", 0.5), *private("fafed", None)]
+    assert [row.epsilon for row in table(some)] == [0.5, None]
+    assert "not equally private" in write_page(some)
+    open_runs = private("fedavg", None)
+    assert "Epsilon" not in shown(open_runs)
+    assert '<th scope="col">Epsilon</th>' not in write_page(open_runs)
+    assert "worst client" not in write_page(open_runs)
+
+
+def shown(runs: list[RunData]) -> str:
+    console = Console(width=200, force_terminal=False)
+    with console.capture() as capture:
+        console.print(rich_table(runs))
+    return capture.get()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+import fafed
 from fafed.training.cohort import Cohort
 
 
@@ -42,3 +45,12 @@ def test_failures_happen_at_their_rate():
     assert 0.78 < answered / 10_000 < 0.82
     assert not cohort.always_all_clients
     assert Cohort(10).always_all_clients
+
+
+def test_clients_that_are_drawn_anew_are_warned_of_once(caplog):
+    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+    shards = [(x[k::4], torch.arange(5) % 2) for k in range(4)]
+    call = {"rounds": 9, "local_steps": 1, "batch_size": 5, "participation": 0.5}
+    fafed.train(nn.Linear(3, 2), shards, fafed.FAFED(), **call)
+    assert caplog.text.count("starts its estimate again from zero") == 1
+    assert "which is not said again" in caplog.text

@@ -124,12 +124,13 @@ def _run(
     from fafed.experiments.trackers import open_tracker
 
     if place.finished() and not again:
-        typer.echo(f"already finished: {place.path}", err=True)
+        silos = ", by real silos" if place.of_silos() else ""
+        typer.echo(f"already finished{silos}: {place.path}", err=True)
         if ranks:
             ranks.tell(None)
     else:
         label = place.path.name
-        begun = not again and bool(place.records())
+        begun = not again and place.begun()
         tracker = open_tracker(track, label, experiment.to_dict(), resumed=begun) if track else None
         with interruptible(), Display(quiet=as_json) as display:
 
@@ -244,9 +245,8 @@ def tune(
             )
         studies.append(done)
         settings[name] = dict(best(done))
-    tuned = found.changed(settings={**found.settings, **settings}).with_algorithm(
-        found.algorithm.name
-    )
+    own = found.algorithm.name if found.algorithm.name in settings else next(iter(settings))
+    tuned = found.changed(settings={**found.settings, **settings}).with_algorithm(own)
     path = root / found.name / "best.toml"
     files.make_folder(path.parent)
     chosen_by = studies[0].rule

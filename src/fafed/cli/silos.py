@@ -74,6 +74,7 @@ def try_out(
     A named dataset is dealt out to the silos. Your own data must have as many clients as silos.
     """
     need_flare()
+    from fafed.errors import FafedError
     from fafed.experiments.rundir import RunDir
     from fafed.silos.transports.nvflare.try_out import attempt, for_silos
 
@@ -81,6 +82,13 @@ def try_out(
     if secure:
         chosen = [one.changed(privacy=one.privacy | {"secure": True}) for one in chosen]
     places = [RunDir.for_experiment(one, root) for one in chosen]
+    for place in filter(RunDir.finished, places):
+        if not place.of_silos():
+            raise FafedError(
+                f"{place.path} is finished, without silos: give this run another folder, with "
+                "--runs, to see what a federation makes of it"
+            )
+        typer.echo(f"already finished: {place.path}", err=True)
     if not all(place.finished() for place in places):
         _shown(
             chosen,

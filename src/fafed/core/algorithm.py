@@ -179,7 +179,7 @@ class Algorithm(ABC, Generic[Shared, Down, Local, Message]):
                 if not rule.allows(value):
                     raise ConfigError(
                         f"{type(self).__name__}.{f.name} must be {rule}, got {value!r}: "
-                        f"{f.metadata['about']}"
+                        f"{f.metadata['about']}{rule.cure(value)}"
                     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from fafed.core.plain import number
@@ -23,6 +23,15 @@ class Rule:
         if self.schedule and callable(value) and not isinstance(value, type):
             return True
         return self.test(value)
+
+    def cure(self, value: object) -> str:
+        """What to write in place of the name or the table of a schedule."""
+        if not self.schedule or not isinstance(value, str | Mapping):
+            return ""
+        return (
+            "; a schedule is an object such as fafed.schedules.Linear(peak=0.1), and in a file a "
+            'table such as { schedule = "linear", peak = 0.1 }'
+        )
 
     def __str__(self) -> str:
         return self.text + (" or a schedule" if self.schedule else "")

@@ -55,10 +55,14 @@ def at(rate: Rate, t: Tensor) -> float | Tensor:
         return rate(t)
     if not callable(rate):
         return rate
-    value = float(rate(int(t)))
+    found = rate(int(t))
+    try:
+        value = float(found)
+    except (TypeError, ValueError, RuntimeError):  # a tensor of several numbers, too
+        value = math.nan
     if not (math.isfinite(value) and value >= 0):
         raise ConfigError(
-            f"the step size of step {int(t)} is {value!r}, given by {rate!r}: "
+            f"the step size of step {int(t)} is {found!r}, given by {rate!r}: "
             "a schedule must return a finite number >= 0"
         )
     return value

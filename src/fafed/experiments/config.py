@@ -48,6 +48,17 @@ if TYPE_CHECKING:
     from fafed.privacy.options import Privacy
 
 FULL = Literal["full"]
+# An example of what a table holds, for a file that has something else in its place.
+TABLES = {
+    "algorithm": 'name = "fedavg"',
+    "data": 'name = "fashion-mnist"',
+    "data.partition": 'kind = "dirichlet", alpha = 0.3',
+    "model": 'name = "mlp"',
+    "privacy": "secure = true",
+    "wire": 'up = "int8"',
+    "search": "fedavg = { eta = [0.01, 0.1] }",
+    "settings": "fedavg = { eta = 0.1 }",
+}
 
 
 class Part(BaseModel):
@@ -423,6 +434,11 @@ def explained(error: ValidationError, model: type[BaseModel]) -> str:
             problems.append(f"unknown key {where!r}; {cure(str(item['loc'][-1]), known)}")
         elif item["type"] == "missing":
             problems.append(f"{where} is missing")
+        elif item["type"] in ("dict_type", "model_type"):
+            example = TABLES.get(where, "eta = 0.1") if model is Experiment else "..."
+            problems.append(
+                f"{where} = {item['input']!r}: it must be a table, such as {{ {example} }}"
+            )
         else:
             message = item["msg"].removeprefix("Value error, ")
             problems.append(f"{where or 'experiment'} = {item['input']!r}: {message}")

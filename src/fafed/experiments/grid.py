@@ -7,6 +7,7 @@ started again gives the same results as one that was never stopped.
 from __future__ import annotations
 
 import itertools
+import logging
 import multiprocessing
 import os
 import signal
@@ -22,6 +23,7 @@ from fafed.engines.worker_pool import cores
 from fafed.errors import FafedError
 from fafed.experiments.config import Experiment
 from fafed.experiments.execute import execute
+from fafed.experiments.once import Once
 from fafed.experiments.rundir import RunDir
 
 GRACE = 30.0  # seconds that a worker has to save its run when it is stopped
@@ -109,6 +111,7 @@ def follow(parent: int) -> None:
     """In a worker: end when the parent ends. Otherwise the worker would keep its run's lock. Ctrl-C
     reaches all processes of a terminal, but only the parent handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.getLogger("fafed").addFilter(Once())  # the runs of a worker warn of the same things
 
     def watch() -> None:
         while os.getppid() == parent:

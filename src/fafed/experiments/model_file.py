@@ -40,6 +40,7 @@ log = logging.getLogger("fafed")
 
 FORMAT = 1
 INPUTS = "normalisation"  # the name of this fact
+NEWEST = "newest"  # a run that has not finished has no file of this model
 
 
 class ModelFile(NamedTuple):
@@ -184,21 +185,25 @@ def _listed(names: list[str]) -> str:
 
 
 def load(run: Path | str, *, which: str = "last", model: nn.Module | None = None) -> nn.Module:
-    """The trained model of a finished run, in eval mode.
+    """The trained model of a run, in eval mode.
 
     run: the run's directory, or a silo's folder of the run.
-    which: "last", the model after the last round, or "best", the one with the lowest validation
-        loss.
+    which: "last", the model after the last round, "best", the one with the lowest validation loss,
+        or "newest", that of the newest checkpoint, for a run that has not finished.
     model: a module to fill, which is copied first. None builds the experiment's own. A run that was
         started from Python has no description of its model, so it needs this.
 
     If the run has normalised its inputs (`data.normalise`), the result takes inputs as they are in
     the data: it is a Sequential of a layer that normalises them, and the model.
     """
-    place, file = _place(run, which)
-    if not file.is_file() or _stale(place, file):
-        raise FafedError(_why_missing(place, which))
-    module, told = _filled(place, file, model), _header(file).get(INPUTS)
+    if which == NEWEST:
+        module, facts = export(run, model=model)
+        told: Any = facts.get(INPUTS)
+    else:
+        place, file = _place(run, which)
+        if not file.is_file() or _stale(place, file):
+            raise FafedError(_why_missing(place, which))
+        module, told = _filled(place, file, model), _header(file).get(INPUTS)
     if told is None:
         return module
     how = Normalisation.from_dict(told)
@@ -286,7 +291,7 @@ def save_adapter(module: nn.Module, folder: Path | str) -> None:
 
 def _place(run: Path | str, which: str) -> tuple[RunDir, Path]:
     if which not in MODEL_FILES:
-        raise ConfigError(f"which = {which!r}: {nearest(which, MODEL_FILES)}")
+        raise ConfigError(f"which = {which!r}: {nearest(which, [*MODEL_FILES, NEWEST])}")
     place = RunDir(Path(run))
     if not place.path.is_dir():
         raise ConfigError(f"there is no run {place.path}: `fafed runs` lists those there are")
@@ -315,10 +320,13 @@ def _why_missing(place: RunDir, which: str) -> str:
     if which == "best" and best_of(place.records()) is None:
         return f"{path} has no best model: no round was evaluated on validation data"
     if place.exists and not place.finished():
+        rounds = place.experiment().rounds
+        so_far = f"`fafed export model {path}{name} -o FILE` writes the model so far"
+        if place.by_python:
+            so_far = f"which={NEWEST!r} loads the model of its newest checkpoint"
         return (
-            f"{path} is not finished ({place.round()} of {place.experiment().rounds} rounds): "
-            f"`fafed resume {path}` finishes it, `fafed export model {path}{name} -o FILE` writes "
-            "the model so far"
+            f"{path} is not finished ({place.round()} of {rounds} rounds): {place.resuming} "
+            f"finishes it, {so_far}"
         )
     if which == "best" and _best_state(place) is None:
         return f"{path} has no best model: the state of its best round was not kept"
@@ -340,9 +348,10 @@ def _module(place: RunDir, model: nn.Module | None, digest: str, file: Path) -> 
         return copied(model)
     experiment = place.experiment() if place.exists else None
     if experiment is None or experiment.model.name.startswith("python:"):
+        more = f", which={NEWEST!r}" if experiment and not place.finished() else ""
         raise ConfigError(
             f"{place.path} does not say how to build the model, because the run was started from "
-            f"Python: give the module, fafed.load({str(place.path)!r}, model=...)"
+            f"Python: give the module, fafed.load({str(place.path)!r}, model=...{more})"
         )
     if digest not in (*checkpoint.digests_of(experiment, file), experiment.digest_before):
         raise ConfigError(

@@ -141,11 +141,14 @@ def _difference(there: Experiment, here: Experiment) -> str:
     if not there.python:
         return "it was begun from an experiment's file"
     old, new = (flatten(json.loads(json.dumps(one.decisive()))) for one in (there, here))
+    other_algorithm = old.get("algorithm.name") != new.get("algorithm.name")
     found = []
     for key in dict.fromkeys((*old, *new)):
         if key == "rounds":
             if here.over_all_rounds and there.rounds != here.rounds:
                 found.append(rounds_matter(here))
+        elif key.startswith("algorithm.") and other_algorithm and key != "algorithm.name":
+            continue  # two algorithms have different settings anyway
         elif old.get(key) != new.get(key):
             was, now = (show(one[key]) if key in one else "not given" for one in (old, new))
             told = f"{key.removeprefix('python.')} is {now}, there it is {was}"

@@ -89,6 +89,14 @@ class RunDir:
             )
         return lines.records
 
+    def of_silos(self) -> bool:
+        """Whether a federation of silos makes the run."""
+        return (self.path / "silos.json").is_file()
+
+    def begun(self) -> bool:
+        """Whether a round is finished. Damage is no obstacle: resuming repairs it, or refuses."""
+        return bool(read(self._records).records)
+
     def round(self) -> int:
         """The number of finished rounds, from the last line."""
         last = self.last()
@@ -133,17 +141,18 @@ class RunDir:
     @property
     def resuming(self) -> str:
         """What resumes the run, for messages."""
-        return "running its script again" if self._by_python else f"`fafed resume {self.path}`"
+        return "running its script again" if self.by_python else f"`fafed resume {self.path}`"
 
     @property
     def starting_again(self) -> str:
         """What starts the run with round 1, for messages."""
-        if self._by_python:
+        if self.by_python:
             return "move the folder away and run its script again"
         return f"`fafed resume {self.path} --again`, which moves what is there aside"
 
     @property
-    def _by_python(self) -> bool:
+    def by_python(self) -> bool:
+        """Whether code began it, so that only the same code can go on with it."""
         try:
             return bool(self.experiment().python)
         except FafedError:

@@ -19,6 +19,7 @@ import json
 import math
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,8 @@ from fafed.training.loop import Diverged
 Rule = Literal["train_loss", "validation"]
 Sampler = Literal["grid", "tpe"]
 Direction = Literal["minimize", "maximize"]
+
+NO_HELD_OUT = "the rule 'validation' needs held-out data: set data.validation, for example 0.1"
 
 _ETA = [0.001, 0.01, 0.02, 0.05, 0.1]
 _ETA_G = [10**-1.5, 10**-2.0, 10**-2.5]
@@ -90,9 +93,7 @@ def score(records: Sequence[Record], rule: Rule) -> float:
         return sum(losses) / len(losses) if losses else math.inf
     held_out = [r.validation for r in records if r.validation]
     if not held_out:
-        raise ConfigError(
-            "the rule 'validation' needs held-out data: set data.validation, for example 0.1"
-        )
+        raise ConfigError(NO_HELD_OUT)
     return held_out[-1].get("accuracy", held_out[-1]["loss"])
 
 
@@ -111,6 +112,8 @@ def tune(
 ) -> StudyData:
     """Search, or continue a search that was stopped. Return the study so far."""
     choices = space(experiment, algorithm)
+    if rule == "validation" and not (experiment.data.validation or _text(experiment)):
+        raise ConfigError(NO_HELD_OUT)
     size = math.prod(len(values) for values in choices.values())
     wanted = min(trials or size, size) if sampler == "grid" else (trials or size)
     experiment = experiment.with_algorithm(algorithm)
@@ -226,6 +229,9 @@ def _search(plan: SearchPlan) -> None:
             study.tell(trial, _trial(plan, trial))
         except optuna.TrialPruned:
             study.tell(trial, state=TrialState.PRUNED)
+        except FafedError as error:  # it names the thing and the cure: a traceback would hide them
+            print(f"{plan.algorithm}, {dict(trial.params)}: {error}", file=sys.stderr, flush=True)
+            raise SystemExit(2) from None
 
 
 def _next(study: optuna.Study, plan: SearchPlan) -> optuna.Trial | None:
@@ -270,9 +276,14 @@ def _trial(plan: SearchPlan, trial: optuna.Trial) -> float:
 
 
 def _validation_direction(experiment: Experiment) -> Direction:
+    names = experiment.metric_names(text=_text(experiment))
+    return "maximize" if "accuracy" in names else "minimize"
+
+
+def _text(experiment: Experiment) -> bool:
+    """A text has only a loss, and its own held-out part."""
     known = DATASETS.get(experiment.data.name or "")
-    text = known is not None and known.text  # a text has only a loss
-    return "maximize" if "accuracy" in experiment.metric_names(text=text) else "minimize"
+    return known is not None and known.text
 
 
 def _forget_interrupted(study: optuna.Study) -> None:

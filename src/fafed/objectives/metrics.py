@@ -248,7 +248,7 @@ def _classes(name: str, outputs: Any, targets: Any) -> tuple[Tensor, Tensor, int
     if targets.is_floating_point() or targets.is_complex():
         raise ConfigError(
             f"{name} needs class numbers as targets, got {targets.dtype}: for a regression take "
-            "mse or mae; class numbers must be integers"
+            "mse or mae, for one logit per example f1_binary or auc; class numbers must be integers"
         )
     shape, first = tuple(outputs.shape), outputs.shape[:1] + outputs.shape[2:]
     axis = 1 if first == targets.shape else -1

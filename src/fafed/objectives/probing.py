@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _NormBase
 
-from fafed.core import randomness
+from fafed.core import randomness, tree
 from fafed.core.batch import Batch, labels_of
 from fafed.errors import ConfigError
 from fafed.kernels import build
@@ -52,6 +52,7 @@ def probe(model: Model, batch: Batch) -> None:
             "use reduction='mean', or take .mean()"
         )
     _check_gradient(model, value, batch)
+    _warn_of_habits(model, outputs, value, data)
     model.classes = _classes(model, outputs, data)
     _choose_ways(model, batch)
 
@@ -64,7 +65,7 @@ def _tried(model: Model, batch: Batch) -> Any:
     except Exception as cause:
         raise ConfigError(
             f"{_name(model)} cannot take a batch of shape {_shapes(batch.data)}: {cause}"
-            + _of_inputs(model, batch.data)
+            + _of_inputs(model, batch.data, str(cause))
             + _channels(model, batch.data)
         ) from cause
     _check_buffers(model, memory.buffers)
@@ -128,14 +129,44 @@ def _check_gradient(model: Model, value: Tensor, batch: Batch) -> None:
         raise ConfigError(f"{_name(model)}: the gradient cannot be computed: {cause}") from cause
 
 
-def _of_inputs(model: Model, data: Any) -> str:
+def _warn_of_habits(model: Model, outputs: Any, value: Tensor, data: Any) -> None:
+    """Say what trains, but not as its author thinks: a softmax before a cross entropy, and a loss
+    that is a sum over the batch."""
+    if isinstance(data, Mapping) or not isinstance(outputs, Tensor) or outputs.ndim < 2:
+        return
+    loss = plain(model.loss)
+    entropy = loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+    if entropy and outputs.shape[1] > 1:
+        total = outputs.sum(1)
+        if bool((outputs >= 0).all()) and torch.allclose(total, torch.ones_like(total), atol=1e-3):
+            log.warning(
+                "%s returns probabilities: they are positive and sum to 1. Cross entropy takes "
+                "logits and applies the softmax itself: leave out the model's own",
+                _name(model),
+            )
+    with forked(model.device), contextlib.suppress(Exception):  # a loss that knows its batch size
+        twice = tree.map(lambda leaf: torch.cat([leaf, leaf]), (outputs, tuple(data)))
+        ratio = float(model._loss_of(*twice) / value)
+        if abs(ratio - 2) < 1e-3:
+            log.warning(
+                "loss seems to be a sum over the batch: it is twice as large for twice the "
+                "examples. fafed takes it for a mean, in step sizes and in what it reports: use "
+                "reduction='mean'"
+            )
+
+
+def _of_inputs(model: Model, data: Any, cause: str) -> str:
     """The cure for numbers that are not floats."""
     floats = any(p.is_floating_point() for p in model.module.parameters())
+    about_types = any(word in cause for word in ("dtype", "scalar type", "Input type"))
     parts = data.items() if isinstance(data, Mapping) else enumerate(data[:-1])
     for name, part in parts:
         if floats and isinstance(part, Tensor) and part.dtype in (torch.uint8, torch.bool):
             what = f"{name!r}" if isinstance(data, Mapping) else "the inputs"
             return f"; {what} hold {part.dtype}: give floats, such as pixels.float() / 255"
+        if floats and about_types and isinstance(part, Tensor) and not part.is_floating_point():
+            what = f"{name!r}" if isinstance(data, Mapping) else "the inputs"
+            return f"; {what} hold {part.dtype}: give floats, such as inputs.float()"
     return ""
 
 
@@ -165,6 +196,10 @@ def _of_targets(loss: object, outputs: Any, targets: Any) -> str:
                 f"; the model has {classes} outputs, so labels must be 0 to {classes - 1}, but the "
                 f"first batch has labels from {int(kept.min())} to {int(kept.max())}"
             )
+    if entropy and outputs.ndim == targets.ndim > 1 and targets.shape[1] == 1:
+        return "; class numbers need no axis of their own: give targets[:, 0]" + (
+            "" if targets.dtype == torch.int64 else ".long()"
+        )
     floats = targets.is_floating_point()
     if outputs.is_floating_point() and (targets.dtype != outputs.dtype or (entropy and floats)):
         cure = "targets.long()" if entropy else "targets.float()"

@@ -11,15 +11,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from torch import nn
 
 from fafed.algorithms import ALGORITHMS
 from fafed.core.algorithm import AnyAlgorithm
+from fafed.core.arguments import checked
 from fafed.core.run_data import RunData
 from fafed.core.words import named
 from fafed.errors import ConfigError
 from fafed.experiments.api import start
+from fafed.experiments.once import each_warning_once
 from fafed.experiments.training import Result, Training
 from fafed.report import write
 from fafed.report.static import write_figures
@@ -110,6 +113,10 @@ def compare(
         raise ConfigError(f"seeds must be a list of seeds, such as (1, 2, 3), got {seeds!r}")
     if not seeds:
         raise ConfigError("seeds is empty: give at least one, such as seeds=(1, 2, 3)")
+    if len(set(map(str, seeds))) < len(seeds):
+        raise ConfigError(f"seeds names one twice, got {seeds!r}: each seed is one run")
+    for seed in seeds:
+        checked("seed", seed)
     results: dict[tuple[str, int], Result] = {}
     runs: list[RunData] = []
 
@@ -119,11 +126,20 @@ def compare(
         runs.append(replace(data, name=f"{name}-seed{seed}", config=config))
         results[name, seed] = run.result()
 
-    for name, algorithm in named.items():
-        for seed in seeds:
-            begins = model if isinstance(model, nn.Module) or not callable(model) else model(seed)
+    def begins(seed: int) -> nn.Module:
+        return model if isinstance(model, nn.Module) or not callable(model) else model(seed)
+
+    with each_warning_once():
+        if len(named) > 1:  # what is wrong with the last one comes before hours of work
+            for algorithm in named.values():
+                with torch.random.fork_rng():
+                    quietly = options | {"track": (), "on_record": ()}
+                    start(begins(seeds[0]), clients, algorithm, rounds=rounds, **quietly)
+        for name, algorithm, seed in ((n, a, s) for n, a in named.items() for s in seeds):
             own = None if folder is None else Path(folder) / _file_name(f"{name}-seed{seed}")
-            run = start(begins, clients, algorithm, rounds=rounds, seed=seed, folder=own, **options)
+            run = start(
+                begins(seed), clients, algorithm, rounds=rounds, seed=seed, folder=own, **options
+            )
             try:
                 for _ in run:
                     pass
@@ -146,15 +162,15 @@ def _named(
     """Name -> algorithm. In a list, the second FedAvg is fedavg-2."""
     if isinstance(algorithms, Mapping):
         found = dict(algorithms)
-    elif isinstance(algorithms, Sequence):
+    else:
+        if not isinstance(algorithms, Sequence):
+            algorithms = [algorithms]  # one, as for `fafed.train`
         found = {}
         known = {kind: name for name, kind in ALGORITHMS.items()}
         for algorithm in algorithms:
             name = known.get(type(algorithm), type(algorithm).__name__)
             taken = [one for one in found if one == name or re.fullmatch(rf"{name}-\d+", one)]
             found[f"{name}-{len(taken) + 1}" if taken else name] = algorithm
-    else:
-        found = {"algorithm": algorithms}
     for algorithm in found.values():
         check_algorithm(algorithm)
     if not found:

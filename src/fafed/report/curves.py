@@ -175,4 +175,23 @@ def remarks(runs: Sequence[RunData], curves: Sequence[Curve]) -> list[str]:
             )
     if len({curve.rounds for curve in curves}) > 1:
         notes.append("The curves have different numbers of rounds; each counts to its own end.")
+    return notes + _private(curves)
+
+
+def epsilon_of(curve: Curve) -> float | None:
+    """The largest epsilon that a run of the curve has spent; None if one promises nothing."""
+    spent = [run.records[-1]["diagnostics"].get("epsilon") for run in curve.runs]
+    return None if None in spent else max(spent)
+
+
+def _private(curves: Sequence[Curve]) -> list[str]:
+    spent = [epsilon_of(curve) for curve in curves]
+    found = [one for one in spent if one is not None]
+    if not found:
+        return []
+    deltas = {show(c.settings["privacy.delta"]) for c in curves if "privacy.delta" in c.settings}
+    at = f" at delta {listing(sorted(deltas))}" if deltas else ""
+    notes = [f"Epsilon is what the worst client has spent{at}. Of a simulation it protects nobody."]
+    if len(found) < len(spent) or max(found) > 1.01 * min(found):
+        notes.append("The curves have not spent the same epsilon: they are not equally private.")
     return notes

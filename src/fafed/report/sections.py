@@ -235,7 +235,7 @@ def final(
     losses: Sequence[Quantity],
     ranked_by: Quantity,
 ) -> str:
-    found = columns(measured, losses)
+    found = columns(rows, measured, losses)
     best = [winner([column.stat(row) for row in rows], column.higher) for column in found]
     body = []
     for i, row in enumerate(rows):

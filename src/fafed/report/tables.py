@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fafed.core.run_data import RunData
-from fafed.report.curves import Curve, make_curves
-from fafed.report.numbers import NOTHING, Stat, count, duration, size
+from fafed.report.curves import Curve, epsilon_of, make_curves
+from fafed.report.numbers import NOTHING, Stat, count, duration, number, size
 from fafed.report.quantities import (
     SERVER_TRAIN_LOSS,
     TRAIN_LOSS,
@@ -37,6 +37,7 @@ class Row:
     bytes_up: Stat
     bytes_down: Stat
     seconds: Stat
+    epsilon: float | None = None  # the largest over the seeds; None without differential privacy
 
     def of(self, quantity: Quantity) -> Stat | None:
         """The final value of a quantity."""
@@ -87,6 +88,7 @@ def _row(curve: Curve, quantities: Sequence[Quantity]) -> Row:
         bytes_up=cost("bytes_up"),
         bytes_down=cost("bytes_down"),
         seconds=cost("seconds"),
+        epsilon=epsilon_of(curve),
     )
 
 
@@ -98,9 +100,12 @@ def _final(curve: Curve, quantity: Quantity) -> Stat | None:
     return Stat.from_values([math.nan] * len(curve.runs) if curve.diverged else values[-1])
 
 
-def columns(quantities: Sequence[Quantity], losses: Sequence[Quantity]) -> list[Column]:
+def columns(
+    rows: Sequence[Row], quantities: Sequence[Quantity], losses: Sequence[Quantity]
+) -> list[Column]:
     """The columns for these quantities. Only the first one also shows its best round. `losses` are
-    the training losses, as `training` orders them."""
+    the training losses, as `training` orders them. What privacy was spent stands beside what was
+    reached."""
 
     def measured(title: str, quantity: Quantity, get: Callable[[Row], Stat | None]) -> Column:
         def text(row: Row) -> str:
@@ -123,6 +128,7 @@ def columns(quantities: Sequence[Quantity], losses: Sequence[Quantity]) -> list[
             found.append(measured(f"Best {name}", quantity, best(quantity.key)))
     return [
         *found,
+        *([Column("Epsilon", _epsilon)] if any(row.epsilon is not None for row in rows) else []),
         *(measured(f"Final {one.title.lower()}", one, final(one)) for one in losses),
         Column("Seeds", lambda row: count(row.seeds)),
         Column("Rounds", lambda row: count(row.rounds)),
@@ -131,6 +137,10 @@ def columns(quantities: Sequence[Quantity], losses: Sequence[Quantity]) -> list[
         Column("Sent down", lambda row: size(row.bytes_down.mean)),
         Column("Time", lambda row: duration(row.seconds.mean)),
     ]
+
+
+def _epsilon(row: Row) -> str:
+    return "none" if row.epsilon is None else number(row.epsilon)
 
 
 def winner(stats: Sequence[Stat | None], higher: bool) -> int | None:
@@ -156,8 +166,10 @@ def spread_of(one: Stat, other: Stat) -> float:
 def rich_table(runs: Sequence[RunData], title: str | None = None) -> Table:
     """The final table for a terminal, with clear winners in bold. The page has more columns."""
     rows = table(runs)
-    narrow = ("Seeds", "Rounds", "Sent down")  # left out in a terminal
-    shown = columns(evaluated(runs)[:1], training(runs)[:1])
+    shown = columns(rows, evaluated(runs)[:1], training(runs)[:1])
+    narrow = {"Seeds", "Rounds", "Sent down"}  # left out in a terminal
+    if any(column.title == "Epsilon" for column in shown):  # which takes the place of another
+        narrow |= {column.title for column in shown if column.title.startswith("Best ")}
     found = [c for c in shown if c.title not in narrow]
     winners: list[Any] = [winner([c.stat(row) for row in rows], c.higher) for c in found]
     seeds = max(row.seeds for row in rows)

@@ -120,6 +120,7 @@ class Run:
         self.budget = budget
         self.loss_before = loss_before
         self.state = State(algorithm.init(x0), buffers, 0, (), Totals())
+        self.regrouped = False  # whether an estimate has started again
         self.underway = False  # whether a round is running that an exception would undo
         if algorithm.population not in (None, engine.population):
             raise ConfigError(
@@ -288,12 +289,16 @@ class Run:
     def _regrouped(self, shared: HasX, number: int) -> HasX:
         new: HasX = self.algorithm.regroup(shared)
         if new is not shared:
-            log.warning(
+            drawn = not self.cohort.always_all_clients  # then they change in nearly every round
+            log.log(
+                logging.INFO if drawn and self.regrouped else logging.WARNING,
                 "round %d: the clients changed, %s starts its estimate again from zero "
-                "(its analysis assumes the same clients in every round)",
+                "(its analysis assumes the same clients in every round)%s",
                 number,
                 type(self.algorithm).__name__,
+                "; so it does whenever they change, which is not said again" if drawn else "",
             )
+            self.regrouped = True
         return new
 
     def _record(self, state: State, loss: float | None, clients: int) -> Record:

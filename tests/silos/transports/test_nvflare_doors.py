@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from small import experiment, write_data
+from small import experiment, write_data, write_experiment
 from typer.testing import CliRunner
 
-from fafed import ConfigError
+from fafed import ConfigError, FafedError
 from fafed.cli import app
 from fafed.errors import DataError
 from fafed.experiments.config import Experiment
+from fafed.experiments.execute import execute
+from fafed.experiments.rundir import RunDir
 from fafed.silos import messages
 from fafed.silos.messages import EMPTY, ExchangeId, Message
 from fafed.silos.server import FederationConfig
@@ -276,3 +278,25 @@ def test_the_gate_of_a_parent_process_needs_no_torch():
     """Two more processes on each machine would hold it in memory."""
     code = "import sys, fafed.silos.transports.nvflare.gate; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_run_that_was_simulated_is_not_shown_as_one_of_silos(tmp_path):
+    """Both have the same folder, because they have the same numbers."""
+    write_data(tmp_path / "data", 3)
+    file = write_experiment(tmp_path / "small.toml", tmp_path / "data", rounds=1, engine="loop")
+    found = for_silos(Experiment.read(file), 3)
+    place = RunDir.for_experiment(found, tmp_path / "runs")
+    execute(found, place)
+    command = ["silos", "try", str(file), "--silos", "3", "--runs", str(tmp_path / "runs")]
+    done = CliRunner().invoke(app, command)
+    assert isinstance(done.exception, FafedError)
+    assert f"{place.path} is finished, without silos: give this run another folder" in str(
+        done.exception
+    )
+    place.write("silos.json", "{}")
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0
+    assert done.stderr == f"already finished: {place.path}\n"
+    file.write_text(found.to_toml())
+    done = CliRunner().invoke(app, ["run", str(file), "--runs", str(tmp_path / "runs")])
+    assert done.stderr == f"already finished, by real silos: {place.path}\n"

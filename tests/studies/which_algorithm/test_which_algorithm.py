@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import re
 import shutil
@@ -11,8 +12,10 @@ import pytest
 import torch
 from small import experiment, write_data
 
+import fafed
 from fafed import ALGORITHMS, FAFED, FedAvg
 from fafed.data import Text
+from fafed.data.loading import steps_of_round
 from fafed.experiments.config import Experiment
 from fafed.experiments.execute import execute
 from fafed.experiments.rundir import RunDir
@@ -129,6 +132,25 @@ def test_fafeds_options_were_chosen_by_the_rule_and_are_the_default(results):
     best = min(found, key=lambda entry: entry["worst_loss"])
     assert best == found[0]
     assert all(getattr(FAFED(), key) == value for key, value in best["setting"].items())
+
+
+def test_a_first_call_of_fafed_was_measured_as_it_is_made(results):
+    """On every job, with the steps and examples that `fafed.train` has by itself."""
+    asked = inspect.signature(fafed.start).parameters["batch_size"].default
+    assert fafed_default.CALLED["batch_size"] == asked
+    assert fafed_default.CALLED["local_steps"] == steps_of_round(None, None, asked, [100])
+    found = results.content["fafed_as_called"]
+    assert list(found) == [*JOBS, *jobs.ELSEWHERE]
+    assert max(one["fedavg"] - one["fafed"] for one in found.values()) <= 0.02
+    for job in found:
+        e = fafed_default.called(job, "fafed", jobs.default("fafed"), "constant", 1)
+        assert e.algorithm.options == dict(jobs.default("fafed"))
+        assert (e.rounds, e.local_steps, e.batch_size) == tuple(fafed_default.CALLED.values())
+    content = copy.deepcopy(results.content)
+    content["fafed_as_called"]["mnist"]["fafed"] -= 0.1
+    worse = Results(content)
+    worse.cards = results.cards
+    assert "So run, FAFED ends at most 10.5 points below FedAvg" in " ".join(render(worse).split())
 
 
 def test_step_sizes_fall_in_every_method_that_allows_it():
