@@ -178,9 +178,8 @@ def test_exit_codes(toml, tmp_path):
     assert "try a smaller eta" in diverged.stderr
 
 
-def test_a_run_says_once_which_engine_computes_it_and_why(toml, tmp_path, capsys):
-    call("run", str(toml), "--runs", str(tmp_path / "runs"), "--set", "engine='loop'")
-    told = capsys.readouterr().err
+def test_a_run_says_once_which_engine_computes_it_and_why(toml, tmp_path):
+    told = fafed("run", str(toml), "--runs", str(tmp_path), "--set", "engine='loop'").stderr
     assert told.count("engine loop: engine = 'loop'") == 1
 
 
