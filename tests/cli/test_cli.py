@@ -178,5 +178,10 @@ def test_exit_codes(toml, tmp_path):
     assert "try a smaller eta" in diverged.stderr
 
 
+def test_a_run_says_once_which_engine_computes_it_and_why(toml, tmp_path):
+    told = fafed("run", str(toml), "--runs", str(tmp_path), "--set", "engine='loop'").stderr
+    assert told.count("engine loop: engine = 'loop'") == 1
+
+
 def test_unknown_command_fails():
     assert fafed("algorithm").returncode == 2

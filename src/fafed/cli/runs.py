@@ -28,6 +28,7 @@ from fafed.cli.options import (
 if TYPE_CHECKING:
     from fafed.core.run_data import StudyData
     from fafed.engines.ranks import Ranks
+    from fafed.experiments.assemble import Prepared
     from fafed.experiments.config import Experiment
     from fafed.experiments.rundir import RunDir
 
@@ -115,12 +116,10 @@ def _run(
     ranks: Ranks | None,
     again: bool,
 ) -> None:
-    from functools import partial
-
     from fafed.core.records import Record
     from fafed.experiments.assemble import prepare
     from fafed.experiments.execute import execute
-    from fafed.experiments.progress import Display
+    from fafed.experiments.progress import Display, computed_by
     from fafed.experiments.trackers import open_tracker
 
     if place.finished() and not again:
@@ -139,6 +138,11 @@ def _run(
                 if tracker:
                     tracker.record(record)
 
+            def made(experiment: Experiment, engine: str | None) -> Prepared:
+                found = prepare(experiment, engine, workers=workers)
+                display.say(computed_by(found.run.engine))
+                return found
+
             try:
                 display.update(label, experiment.rounds, None)
                 if ranks:
@@ -146,7 +150,7 @@ def _run(
 
                     lead(experiment, place, show, ranks, workers, again=again)
                 else:
-                    execute(experiment, place, show, partial(prepare, workers=workers), again=again)
+                    execute(experiment, place, show, made, again=again)
             finally:
                 if tracker:
                     tracker.close()

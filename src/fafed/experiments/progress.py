@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fafed.core.records import Record
+from fafed.engines.base import Engine
 from fafed.errors import FafedError
 from fafed.experiments.rundir import RunDir
 from fafed.privacy.options import Privacy
@@ -39,6 +40,11 @@ def facts(record: Record | None, privacy: Privacy | None = None) -> str:
     if record.seconds:
         parts.append(f"{record.round / record.seconds:.2f} rounds/s")
     return "  ".join(parts)
+
+
+def computed_by(engine: Engine) -> str:
+    """Which back end runs, and why."""
+    return f"engine {engine.name}: {engine.why}"
 
 
 def _promised(privacy: Privacy | None) -> str:
@@ -84,6 +90,18 @@ class Display:
     ) -> None:
         if self.live:
             self.bars.stop()
+
+    def say(self, line: str) -> None:
+        """One line, once."""
+        if self.quiet:
+            return
+        if self.live:
+            self.console.print(line, style="dim", highlight=False, markup=False)
+        elif self.notebook:
+            display: Any = importlib.import_module("IPython.display").display
+            display({"text/plain": line}, raw=True)
+        else:
+            print(line, file=sys.stderr, flush=True)
 
     def update(
         self, name: str, rounds: int, record: Record | None, privacy: Privacy | None = None

@@ -22,7 +22,7 @@ from fafed.experiments.config import Experiment
 from fafed.experiments.execute import Keeper, OnRecord
 from fafed.experiments.execute import rounds as rounds_of
 from fafed.experiments.folder import Folder, Memory
-from fafed.experiments.progress import Display
+from fafed.experiments.progress import Display, computed_by
 from fafed.experiments.rundir import RunDir
 from fafed.experiments.stopping import Stopping
 from fafed.experiments.trackers import Tracker, open_tracker
@@ -50,6 +50,7 @@ class Training:
         self._tracks, self._calls, self._quiet = tracks, calls, quiet
         self._loop: weakref.ref[Generator[Record]] | None = None
         self._stopping = Stopping()
+        self._told = False  # which back end runs
         if place is None:
             self._prepared = prepare(engine)
             return
@@ -158,6 +159,9 @@ class Training:
             loop = rounds_of(run, keeper, stopping)
             stack.callback(_close, loop)
             promise = self.experiment.privacy_options()
+            if not self._told:
+                display.say(computed_by(run.engine))
+                self._told = True
             display.update(label, run.rounds, self.history[-1] if self.history else None, promise)
             while True:
                 with stopping:  # not around the user's own code
