@@ -89,10 +89,10 @@ What we did with it:
   layer's local steps are shorter by the ratio of the usual lengths, of the mean and of the clients'
   gradients. It is one factor for all clients, so it does not bend the scale. The numbers behind it
   are known to everybody: it costs no bytes and has no constant of its own.
-- Without a bound on single gradients CIFAR-10 diverged in the first round: there the model leaves a
-  plateau, and within five local steps a client's gradient becomes many times as long. Nothing that
-  is shared between clients can know that before the round has ended. So this bound is each client's
-  own.
+- Without the bound on single gradients CIFAR-10 is not learned: in the first round the model leaves
+  a plateau, and within five local steps a client's gradient becomes many times as long. Nothing
+  that is shared between clients can know that before the round has ended. So this bound is each
+  client's own.
 - An earlier bound was a multiple of the length of the mean step. At the optimum the mean gradient is
   0 and those of the clients are not. So it acted there always, and led away from the optimum of the
   counterexample. Now the measure is the usual length of the clients' own gradients.
