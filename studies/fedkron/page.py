@@ -71,9 +71,9 @@ without sending it:
    layer's first weights sets the unit, so one step size fits layers of any size.
 5. A client that has seen all messages computes R, the momentum and x itself, from the mean gradient
    that the server sends down. So one vector goes each way, as in FedAvg, and one number per layer.
-6. Single gradients of clients are longer than their mean: clients differ, and batches have noise. So
-   local steps of a layer are shorter by the ratio of the usual lengths, of the mean gradient and of
-   the clients' gradients. This factor is the same for all clients. Where the mean gradient is 0,
+6. Single gradients of clients are longer than their mean: clients differ, and batches have noise.
+   So local steps of a layer are shorter by the ratio of the usual lengths, of the mean gradient and
+   of the clients' gradients. This factor is the same for all clients. Where the mean gradient is 0,
    local steps are 0, too.
 7. In the first rounds R knows few directions, and gradients may become much longer within a round.
    So there is a bound: a gradient of a layer counts as at most twice as long as those of all

@@ -93,8 +93,8 @@ What we did with it:
   a plateau, and within five local steps a client's gradient becomes many times as long. Nothing
   that is shared between clients can know that before the round has ended. So this bound is each
   client's own.
-- An earlier bound was a multiple of the length of the mean step. At the optimum the mean gradient is
-  0 and those of the clients are not. So it acted there always, and led away from the optimum of the
+- An earlier bound was a multiple of the length of the mean step. At the optimum the mean gradient
+  is 0 and those of the clients are not. So it acted there always, and led away from the optimum of the
   counterexample. Now the measure is the usual length of the clients' own gradients.
 - The memory of the scale was 0.9 and its floor 0.05. With shorter local steps the scale may follow
   the gradients faster (0.8) and tell more directions apart (0.02).
@@ -333,6 +333,6 @@ differ between clients lead away from its optimum, 0. From {counterexample.START
 default, {counterexample.ROUNDS} rounds and q local steps:
 
 {table}
-{verdict}. What remains is due to the bound: in the first rounds it shortens the long gradient of one
-client, and not the others.
+{verdict}. What remains is due to the bound: in the first rounds it shortens the long gradient of
+one client, and not the others.
 """
