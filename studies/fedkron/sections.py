@@ -94,8 +94,8 @@ What we did with it:
   that is shared between clients can know that before the round has ended. So this bound is each
   client's own.
 - An earlier bound was a multiple of the length of the mean step. At the optimum the mean gradient
-  is 0 and those of the clients are not. So it acted there always, and led away from the optimum of the
-  counterexample. Now the measure is the usual length of the clients' own gradients.
+  is 0 and those of the clients are not. So it acted there always, and led away from the optimum of
+  the counterexample. Now the measure is the usual length of the gradients of clients.
 - The memory of the scale was 0.9 and its floor 0.05. With shorter local steps the scale may follow
   the gradients faster (0.8) and tell more directions apart (0.02).
 - Floors that fall with the rounds, or come from the size of the clients' gradients, were worse on
