@@ -120,7 +120,7 @@ def _row(found: Found, job: str, name: str) -> list[str]:
     shown = [percent(trial["held_out"] or math.nan) if trial else NOTHING for trial in trials]
     setting, seeds = found.chosen(job, name), found.measured(job, name)
     end = words(_end(found, job, name)) if len(seeds) > 1 else _single(seeds)
-    some = f" ({len(seeds)} of {len(SEEDS)} seeds)" if 0 < len(seeds) < len(SEEDS) else ""
+    some = f" ({len(seeds)} of {len(SEEDS)})" if 0 < len(seeds) < len(SEEDS) else ""
     return [
         f"[{_name(name)}](algorithms.md#{class_name(algorithm(name)).lower()})",
         end + some,
