@@ -119,11 +119,11 @@ def _row(found: Found, job: str, name: str) -> list[str]:
     trials = [found.of(job, name, setting, TUNING_SEED) for setting in GRIDS[name]]
     shown = [percent(trial["held_out"] or math.nan) if trial else NOTHING for trial in trials]
     setting, seeds = found.chosen(job, name), found.measured(job, name)
-    end = words(_end(found, job, name)) if len(seeds) > 1 else _single(seeds)
-    some = f" ({len(seeds)} of {len(SEEDS)})" if 0 < len(seeds) < len(SEEDS) else ""
+    whole = len(seeds) == len(SEEDS)
+    end = words(_end(found, job, name)) if whole else _so_far(seeds)
     return [
         f"[{_name(name)}](algorithms.md#{class_name(algorithm(name)).lower()})",
-        end + some,
+        end,
         written(_varied(name, setting)) if setting else NOT_YET,
         ", ".join(shown) if any(trials) else NOT_YET,
     ]
@@ -135,8 +135,10 @@ def _varied(name: str, setting: Setting) -> dict[str, float]:
     return {key: value for key, value in setting if (key, value) not in same}
 
 
-def _single(seeds: list[float | None]) -> str:
-    return percent(seeds[0] or math.nan) if seeds else NOT_YET
+def _so_far(seeds: list[float | None]) -> str:
+    if not seeds:
+        return NOT_YET
+    return f"{percent(_finite(stat(seeds).mean))} ({len(seeds)} of {len(SEEDS)})"
 
 
 def _ranked(found: Found, job: str) -> list[str]:
