@@ -120,7 +120,7 @@ def _row(found: Found, job: str, name: str) -> list[str]:
     shown = [percent(trial["held_out"] or math.nan) if trial else NOTHING for trial in trials]
     setting, seeds = found.chosen(job, name), found.measured(job, name)
     whole = len(seeds) == len(SEEDS)
-    end = words(_end(found, job, name)) if whole else _so_far(seeds)
+    end = words(_end(found, job, name)) if whole else _of_fewer(seeds)
     return [
         f"[{_name(name)}](algorithms.md#{class_name(algorithm(name)).lower()})",
         end,
@@ -135,7 +135,7 @@ def _varied(name: str, setting: Setting) -> dict[str, float]:
     return {key: value for key, value in setting if (key, value) not in same}
 
 
-def _so_far(seeds: list[float | None]) -> str:
+def _of_fewer(seeds: list[float | None]) -> str:
     if not seeds:
         return NOT_YET
     return f"{percent(_finite(stat(seeds).mean))} ({len(seeds)} of {len(SEEDS)})"
