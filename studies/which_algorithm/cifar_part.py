@@ -138,7 +138,7 @@ def _varied(name: str, setting: Setting) -> dict[str, float]:
 def _of_fewer(seeds: list[float | None]) -> str:
     if not seeds:
         return NOT_YET
-    return f"{percent(_finite(stat(seeds).mean))} ({len(seeds)} of {len(SEEDS)})"
+    return f"{percent(_finite(stat(seeds).mean))} ({len(seeds)}/{len(SEEDS)})"
 
 
 def _ranked(found: Found, job: str) -> list[str]:
