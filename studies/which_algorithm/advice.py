@@ -149,7 +149,7 @@ def _experiment(r: Results) -> list[str]:
         f"{link(EXPERIMENTAL)} ends highest in all three settings:",
         f"{_three([r.end(part, EXPERIMENTAL) for part in JOBS])}. It sends one vector each way if",
         "all clients take part. It is fafed's own and has not been tried by others. Its rounds",
-        "take longer. [FedKron](fedkron.md) has more.",
+        "take longer. [FedKron](fedkron.md) has more. The entries above leave it out.",
     ]
 
 
