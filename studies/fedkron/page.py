@@ -217,9 +217,9 @@ def _sceptic(found: dict[str, Any], r: Results, larger: Ledger) -> str:
   as much for a small MLP.
 - Its other settings were chosen while it was made: on held-out data, with seeds 5 to 7, of the
   three settings above, of Fashion-MNIST at all three levels, and of MNIST and CIFAR-10 at *high*.
-  The rivals' other settings are their defaults. This favours FedKron. On jobs that had no part in
-  its making it is compared in [Which algorithm should I
-  use?](which-algorithm.md#what-it-costs-to-choose-nothing): with the defaults of all methods, and
+  The rivals' other settings are their defaults. This favours FedKron. On jobs
+  that were not used then, some of them of the same data, it is compared in [Which algorithm should
+  I use?](which-algorithm.md#what-it-costs-to-choose-nothing): with the defaults of all methods, and
   on a [small ResNet](which-algorithm.md#cifar-10-a-small-resnet).
 - Small networks, short runs and three seeds. Recurrent layers, deep networks and longer runs are
   not in these comparisons.
