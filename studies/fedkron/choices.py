@@ -29,6 +29,12 @@ WITHOUT: dict[str, Setting] = {  # one part off at a time
     "the fall of the step size": (("end", 1.0),),
 }
 RANKS = (16, 32, 10000)  # the last one: all directions
+OTHERWISE: dict[str, Setting] = {  # other values of what stays
+    "a longer memory, beta = 0.9": (("beta", 0.9),),
+    "a higher floor, rho = 0.05": (("rho", 0.05),),
+    "local steps up to twice as long": (("reach", 2.0),),
+    "gradients up to twice as long": (("kappa", 4.0),),
+}
 
 
 @cache
@@ -50,7 +56,7 @@ def wanted() -> Iterator[tuple[str, Setting]]:
     for task in ROUNDS:
         for eta in ETAS:
             yield task, (("eta", eta),)
-    changes = [*WITHOUT.values(), *((("rank", rank),) for rank in RANKS)]
+    changes = [*WITHOUT.values(), *((("rank", rank),) for rank in RANKS), *OTHERWISE.values()]
     for task in ROUNDS:
         for change in changes:
             yield task, change

@@ -30,9 +30,9 @@ OURS = "fedkron"
 DEFAULT: Setting = (("eta", 0.18),)
 FEDAVGM = "fedavgm"  # FedAvg with momentum on the server
 FEDPAC = "fedpac"
-STRONGEST = (FEDAVGM, "fedmuon", "fedcm", "scaffoldm", "prsgdm")  # of studies.which_algorithm
 RIVALS = (
-    *(*STRONGEST, "feddyn", FEDPAC, "fedadam", "fedams", "scaffold"),
+    *(FEDAVGM, "fedmuon", "fedcm", "scaffoldm", "prsgdm"),  # the strongest of which_algorithm
+    *("feddyn", FEDPAC, "fedadam", "fedams", "scaffold"),
     *("domo", "localamsgrad", "diloco", "fafed", "stem"),
 )
 GRIDS = {

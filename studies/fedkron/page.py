@@ -202,13 +202,12 @@ def _sceptic(found: dict[str, Any], r: Results, larger: Ledger) -> str:
         f" {words(_best(found, r, j)[1])}."
         for j in behind
     )
-    where = f"Where it is measured in full and not clearly first:\n{lost}\n" if behind else ""
+    where = f"Where it is measured in full and not clearly first:\n{lost}\n\n" if behind else ""
     return f"""\
 ## What a sceptic should know
 
 {_goal(len(JOBS) - len(behind), len(behind), larger)}
-{where}
-- Its bound is a factor of each client's own. Where it acts, the scale is not shared, and the
+{where}- Its bound is a factor of each client's own. Where it acts, the scale is not shared, and the
   [theory](#theory) does not hold. It acts in the first rounds, and on gradients that are more than
   twice as long as usual. A client whose gradients are always so long would be held back.
 - Each layer needs a matrix decomposition per round and a matrix product per step. See

@@ -26,7 +26,8 @@ from studies.which_algorithm.numbers_page import render_numbers
 from studies.which_algorithm.page import render
 from studies.which_algorithm.results import NUMBERS, PAGE, PICTURE, RESULTS, Results
 
-# In "partial" FAFED and STEM warn in every round that they restart their estimate.
+# No warning of clients that change or have few examples: the jobs are made so. This stands at the
+# top of the file because worker processes import it.
 logging.getLogger("fafed").setLevel(logging.ERROR)
 
 

@@ -11,9 +11,9 @@ from studies.which_algorithm.fafed_default import CALLED
 from studies.which_algorithm.jobs import ELSEWHERE, END, JOBS
 from studies.which_algorithm.measurement import WORTH
 from studies.which_algorithm.results import (
+    NAIVE,
     TITLES,
     Results,
-    class_name,
     link,
     listed,
     mark,
@@ -39,7 +39,6 @@ def defaults_part(r: Results) -> str:
     asked = [name for name in every if r.asked_for(name)]
     judged = [name for name in asked if is_judged(r, name)]
     better = [name for name in judged if _gain(r, name) > 0]
-    kept = [name for name in asked if dict(jobs.default(name)) != rules(r, name)]
     text = f"""\
 ## What it costs to choose nothing
 
@@ -56,7 +55,7 @@ loses at most {100 * WORTH:g} points more than that stays.
 {_not_yet(r)}
 The rule asked for new defaults of {len(asked)} of {len(every)} methods. On the judged jobs
 {len(better)} of {_how_many(judged, asked)} are better than the old ones, in the mean
-({_not_better(judged, better)}). They are the defaults by now{_but(r, kept)}.
+({_not_better(judged, better)}). They are the defaults by now.
 
 Defaults are constant rates. Let them fall if you know how long you train:
 `eta = {{ schedule = "linear", peak = ..., end = {END:g} }}` with the default as the peak, in Python
@@ -69,7 +68,7 @@ them](which-algorithm-numbers.md#defaults).
 
 """
     head = ["method", "default", "training", "judged"]
-    ranked = sorted((n for n in every if n != "naive"), key=r.worst_gap)
+    ranked = sorted((n for n in every if n != NAIVE), key=r.worst_gap)
     rows = [
         [link(name), written(rules(r, name)), _signed(-r.untuned_gap(name)), _worst(r, name)]
         for name in ranked[:SHOWN]
@@ -130,18 +129,6 @@ def _how_many(judged: list[str], asked: list[str]) -> str:
 def _not_better(judged: list[str], better: list[str]) -> str:
     worse = [name for name in judged if name not in better]
     return f"not {listed(worse)}" if worse else "all of them"
-
-
-def _but(r: Results, kept: list[str]) -> str:
-    """Which defaults are older than the rule's, and why."""
-    told = [
-        f"{class_name(name)}: the old one loses {points(r.defaults[name]['before_loss'])} in the "
-        f"worst training job, but ends {points(-_gain(r, name) / len(r.judged))} higher in the "
-        "mean of the judged jobs"
-        for name in kept
-        if is_judged(r, name)
-    ]
-    return f", except that of {'; '.join(told)}" if told else ""
 
 
 def _falling(r: Results) -> str:

@@ -311,7 +311,11 @@ def test_more_rounds_for_a_run_of_an_earlier_fafed(tmp_path):
     assert numbers(stopped) == numbers(finished)
 
 
-def test_damage_to_the_last_record_is_mended_from_the_checkpoint_before(tmp_path):
+@pytest.mark.parametrize(
+    "resume", [execute, lambda e, place: call("resume", place.path)], ids=["library", "command"]
+)
+def test_damage_to_the_last_record_is_mended_from_the_checkpoint_before(resume, tmp_path):
+    """The command's own look at the records must not stop it."""
     e, place = begun(tmp_path)
     calm = RunDir(tmp_path / "calm")
     execute(e, calm)
@@ -319,18 +323,7 @@ def test_damage_to_the_last_record_is_mended_from_the_checkpoint_before(tmp_path
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(Damaged, match="ends with line 4, but there is a checkpoint of round 5"):
         place.data()
-    execute(e, place)
-    assert numbers(place) == numbers(calm)
-
-
-def test_the_command_resume_mends_what_the_library_mends(tmp_path):
-    """Its own look at the records must not stop it."""
-    e, place = begun(tmp_path)
-    calm = RunDir(tmp_path / "calm")
-    execute(e, calm)
-    path = place.path / "records.jsonl"
-    path.write_bytes(path.read_bytes()[:-3])
-    call("resume", place.path)
+    resume(e, place)
     assert numbers(place) == numbers(calm)
 
 

@@ -80,10 +80,11 @@ def test_a_federation_is_asked_for_what_it_can_do(tmp_path):
     found = Experiment.from_dict(experiment(tmp_path, algorithm={"name": "mine:Own"}))
     with pytest.raises(ConfigError, match="between 1 and the 2 silos, got 5"):
         FafedRecipe(found, ["a", "b"], min_silos=5)
-    with pytest.raises(ConfigError, match="not an administrator's startup kit"):
+    with pytest.raises(ConfigError, match="is not a startup kit"):
         Driver(tmp_path, ["a"], username="admin", min_silos=1)
-    (tmp_path / "startup").mkdir()  # as a silo's kit has it: refused at once, nobody is asked
-    with pytest.raises(ConfigError, match="not an administrator's startup kit: give --kit that"):
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "resources.json.default").write_text('{"client": {}}', "utf-8")
+    with pytest.raises(ConfigError, match="the kit of a silo: give that of an administrator"):
         Driver(tmp_path, ["a"], username="admin", min_silos=1)
     assert "mine:Own" in allowed([found])  # as on the silos of `fafed silos try`
     assert "name each of them once" in refused("silos", "project", "--silos", "a,", "--host", "h")

@@ -22,8 +22,8 @@ eta_r = eta / sqrt(q T) (end + (1 - end) (1 - (r + 1/2) / T)).
 
 d makes local steps shorter, for all clients alike. P is made for the mean gradient. Gradients of
 clients are longer: they differ, and they have noise. m tr(R) is the usual |G|^2 and a the usual
-|g|^2, so the local step of a usual gradient is at most reach times as long as it would be if all
-clients had the mean gradient. The server's step does not depend on d.
+|g|^2. So a usual gradient counts in a local step as if it were at most reach times as long as the
+mean gradient. The server's step does not depend on d.
 
 c is a bound: R knows few directions in the first rounds, and gradients may become much longer
 within one of them. A gradient of a layer counts as at most kappa times as long as those of all
@@ -58,9 +58,9 @@ What is proven, and tested, where the bound does not act, with exact gradients a
 - Without d (reach = 0) P(G) = h G / eta_r there, with h = eta_r s / (rho^2 sqrt(top(R0))). So on
   quadratics with gradients (W - B_i) H_i it would rest where FedAvg with the local step h rests:
   sum_i (W - B_i) (I - (I - h H_i)^q) = 0. d removes this bias.
-- Near a point of rest on quadratics a round has the eigenvalues z of z^2 - (1 + mu) b z + mu b = 0,
-  for each eigenvalue b of mean_i (I - h H_i)^q. With d = 0 it is I - q h mean_i H_i. It is stable
-  if and only if -1 / (1 + 2 mu) < b < 1 for all of them.
+- Near such a point of a quadratic a round has the eigenvalues z of z^2 - (1 + mu) b z + mu b = 0,
+  for each eigenvalue b of I - q h mean_i H_i (without d: of mean_i (I - h H_i)^q). It is stable if
+  and only if -1 / (1 + 2 mu) < b < 1 for all of them.
 
 Not proven, only seen in experiments: that it gets there from far away. The bound c is a factor of
 each client's own. Where it acts the scale is not shared. Without it some networks diverge in the
@@ -215,10 +215,6 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
         return Last()
 
     @cached_property
-    def _last_local(self) -> Last[list[Scale]]:
-        return Last()
-
-    @cached_property
     def _last_step(self) -> Last[Replica]:
         return Last()
 
@@ -277,7 +273,7 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
         if self.compact:
             local = Local(self._after(unbatched(local.kept), down.g, r, q))
         known = local.kept if self.compact else down
-        y, scale = known.x, self._local_scale(known, down.a)
+        y, scale = known.x, self._shorter(self._scale(known), down.a)
         sent, squares = torch.zeros_like(y), torch.zeros_like(down.a)
         for batch in batches:
             g = grad(y, batch)
@@ -373,12 +369,8 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
         key = known.F, known.e, known.top, known.s
         return self._last_scale.get(key, lambda: self._new_scale(*key))
 
-    def _local_scale(self, known: Replica | Down, a: Tensor) -> list[Scale]:
-        """Of the clients' steps: d P for each layer."""
-        key = known.F, known.e, known.top, known.s, a
-        return self._last_local.get(key, lambda: self._shorter(self._scale(known), a))
-
     def _shorter(self, scales: list[Scale], a: Tensor) -> list[Scale]:
+        """Those of the clients' steps: d P for each layer."""
         if not self.reach:
             return scales
         usual = torch.stack([P.usual for P in scales])

@@ -92,7 +92,7 @@ class Display:
             self.bars.stop()
 
     def say(self, line: str) -> None:
-        """One line, once."""
+        """A line of its own, which stays."""
         if self.quiet:
             return
         if self.live:

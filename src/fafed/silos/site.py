@@ -48,7 +48,7 @@ from fafed.data.normalise import Normalisation, inputs_of, normalised
 from fafed.data.sources.base import Source
 from fafed.data.sources.examples import Examples
 from fafed.errors import ConfigError, DataError
-from fafed.experiments.assemble import held_out, shard, sizes
+from fafed.experiments.assemble import Shards, held_out, shard, sizes
 from fafed.experiments.config import Experiment, Part, explained
 from fafed.silos.column_sums import check_far
 from fafed.silos.limits import Limits, Refusal
@@ -139,6 +139,15 @@ class SiloData(NamedTuple):
     test_rows: int
 
 
+def check_clients(shards: Shards, silos: int) -> None:
+    """An error if an experiment's own data does not have one client for each silo."""
+    clients = len(shards.source.examples)
+    if clients != silos:
+        raise ConfigError(
+            f"the experiment's data has {clients} clients, but there are {silos} silos: use as many"
+        )
+
+
 class Site(Part):
     folder: Path = Field(strict=False)
     allow: list[str]
@@ -225,11 +234,7 @@ class Site(Part):
                 plain = experiment.data.model_copy(update={"normalise": None})
                 experiment = experiment.model_copy(update={"data": plain})
             shards = shard(experiment, normalisation)
-            if len(shards.source.examples) != clients:
-                raise ConfigError(
-                    f"the experiment's data has {len(shards.source.examples)} clients, but there "
-                    f"are {clients} silos: use as many"
-                )
+            check_clients(shards, clients)
             shared = shards.client_test[client] if shards.client_test else None
             count = sum(one.size for one in shared()) if shared else 0
             return SiloData(shards.source, shards.text, shared, count)

@@ -25,6 +25,7 @@ from fafed.errors import ConfigError, FafedError
 from fafed.silos.server import log
 from fafed.silos.transports.nvflare.endpoint import TOPIC
 from fafed.silos.transports.nvflare.job import FafedRecipe, JobFacts
+from fafed.silos.transports.nvflare.kit_files import require
 from fafed.training.loop import Diverged
 
 POLL = 0.5
@@ -52,13 +53,7 @@ class Driver:
         patience: float = 60.0,
         tick: Callable[[], None] = lambda: None,
     ) -> None:
-        if not (kit / "startup").is_dir():
-            raise ConfigError(
-                f"{kit} is not an administrator's startup kit (it has no folder startup): give the "
-                "folder that `nvflare provision` made"
-            )
-        if not (kit / "startup" / "fed_admin.json").is_file():
-            raise ConfigError(f"{kit} is not an administrator's startup kit: give --kit that one")
+        require(kit, "admin")
         self.kit = kit
         self.silos = silos
         self.username = username

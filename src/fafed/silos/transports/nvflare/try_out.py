@@ -8,11 +8,11 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fafed.errors import ConfigError
 from fafed.experiments import assemble, model_options
 from fafed.experiments.config import Experiment
 from fafed.silos.serve import check_privacy
 from fafed.silos.server import FederationConfig
+from fafed.silos.site import check_clients
 from fafed.silos.transports.nvflare.driver import Driver, OnRecord
 from fafed.silos.transports.nvflare.job import FafedRecipe
 from fafed.silos.transports.nvflare.kit_files import install
@@ -87,7 +87,8 @@ def attempt(
     federation = FederationConfig.with_defaults(_names(silos), min_silos)
     for experiment in experiments:
         check_privacy(experiment, federation.silos)
-        _check_own_data(experiment, silos)
+        if experiment.data.name is None:  # an error here has all details; a silo tells its kind
+            check_clients(assemble.shard(experiment), silos)
     folder = runs / experiments[0].name / "silos"
     with local_federation(folder, experiments, silos, runs) as local:
         recipe = FafedRecipe(
@@ -104,18 +105,6 @@ def attempt(
             driver.run(recipe, on_record)
         finally:
             driver.close()
-
-
-def _check_own_data(experiment: Experiment, silos: int) -> None:
-    """Own data that the silos could not use is an error here, with all details. A silo would only
-    tell its kind."""
-    if experiment.data.name is not None:
-        return
-    clients = len(assemble.shard(experiment).source.examples)
-    if clients != silos:
-        raise ConfigError(
-            f"the data has {clients} clients, but there are {silos} silos: use as many"
-        )
 
 
 def _names(silos: int) -> list[str]:
