@@ -269,7 +269,7 @@ def test_data_that_does_not_fit_is_refused_before_anything_is_started(tmp_path):
     with pytest.raises(DataError, match="hospitals is not a folder"):
         attempt([for_silos(found, 3)], 3, tmp_path / "runs")
     write_data(tmp_path / "hospitals", 2)
-    with pytest.raises(ConfigError, match="the experiment's data has 2 clients, but there are 3 silos"):
+    with pytest.raises(ConfigError, match="data has 2 clients, but there are 3 silos"):
         attempt([for_silos(found, 3)], 3, tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
 
