@@ -39,6 +39,9 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "which-algorithm")
     parser.add_argument("-j", "--jobs", type=int, default=1, help="runs at the same time (jobs)")
     parser.add_argument("--minutes", type=float, default=math.inf, help="after which no run begins")
+    parser.add_argument(
+        "--tasks", nargs="+", default=networks.TASKS, choices=networks.TASKS, help="of networks"
+    )
     options = parser.parse_args()
     if options.part == "jobs":
         found = measure(Runs(options.runs, options.jobs))
@@ -46,7 +49,7 @@ def main() -> None:
     elif options.part == "choices":
         choices.measure(Ledger(choices.RESULTS, options.runs, options.minutes))
     elif options.part == "networks":
-        networks.measure(Ledger(networks.RESULTS, options.runs, options.minutes))
+        networks.measure(Ledger(networks.RESULTS, options.runs, options.minutes), options.tasks)
     elif options.part == "speed":
         speed.main()
     elif options.part == "counterexample":
