@@ -1,7 +1,9 @@
-"""FedKron's default against tuned rivals on convolutional networks, the tasks of the FAFED paper.
+"""FedKron's default against tuned rivals: on the images of the FAFED paper, with its convolutional
+networks, and on text.
 
-The experiments are those of studies/paper/configs, with fewer rounds and with held-out data. The
-grids are those of studies.which_algorithm. Every run is kept in networks.json when it is finished.
+Experiments on images are those of studies/paper/configs, with fewer rounds; those on text are in
+configs. The grids are those of studies.which_algorithm. Every run is kept in networks.json when it
+is finished.
 """
 
 from __future__ import annotations
@@ -17,11 +19,14 @@ from studies.which_algorithm import jobs
 from studies.which_algorithm.jobs import SEEDS, TUNING_SEED, Setting
 
 RESULTS = Path(__file__).parent / "networks.json"
-CONFIGS = Path(__file__).parent.parent / "paper" / "configs"
+CONFIGS = Path(__file__).parent / "configs"
+PAPER = Path(__file__).parent.parent / "paper" / "configs"
 
 LEVELS = ("high", "moderate", "low")
-ROUNDS = {"fashion-mnist": 30, "mnist": 15, "cifar-10": 15}
-TASKS = tuple(f"{data}-{level}" for data in ROUNDS for level in LEVELS)  # the cheap ones first
+ROUNDS = {"fashion-mnist": 30, "mnist": 15, "cifar-10": 15}  # on images; on text: see configs
+IMAGES = tuple(f"{data}-{level}" for data in ROUNDS for level in LEVELS)  # the cheap ones first
+TEXT = ("lstm", "transformer", "lora")
+TASKS = (*IMAGES, *TEXT)
 EVALUATIONS = 5  # in a run; of the last three the mean counts when settings are chosen
 HELD_OUT = 0.05
 MORE, FACTOR = 2, 3  # how often a grid grows where its end is best, and by which factor
@@ -50,13 +55,13 @@ class Found(NamedTuple):
 
 
 def rounds(task: str) -> int:
-    return ROUNDS[task.rpartition("-")[0]]
+    return experiment(task).rounds
 
 
 @cache
 def experiment(task: str) -> Experiment:
-    own = Experiment.read(CONFIGS / f"{task}.toml")
-    length = rounds(task)
+    own = Experiment.read((CONFIGS if task in TEXT else PAPER) / f"{task}.toml")
+    length = own.rounds if task in TEXT else ROUNDS[task.rpartition("-")[0]]
     data = own.to_dict()["data"] | {"validation": HELD_OUT, "train_sample": 0}
     first = jobs.experiment(jobs.JOBS[0])
     return own.changed(
