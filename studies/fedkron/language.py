@@ -45,7 +45,8 @@ def _read() -> dict[str, Tensor]:
         for _ in range(STEPS):
             some = torch.randint(len(inputs), (BATCH,))
             optimiser.zero_grad()
-            nn.functional.cross_entropy(model(inputs[some]), targets[some]).backward()
+            loss = nn.functional.cross_entropy(model(inputs[some]), targets[some])
+            torch.autograd.backward(loss)
             optimiser.step()
     return model.state_dict()
 
