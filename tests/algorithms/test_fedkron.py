@@ -128,7 +128,7 @@ def test_bytes():
     d, factors, numbers = 35, 5 + 2 * 5 + 2 * 3, 3 * 3
     for wire, scales in (("compact", 0), ("full", factors + numbers)):
         *_, record = Task().run(FedKron(**SETTINGS | {"rank": 2}, wire=wire))
-        lengths = 3  # one of each layer
+        lengths = 2 * 3  # two of each layer
         assert record.bytes_up == (T + 1) * N * (d + lengths) * 8
         assert record.bytes_down == (d + T * (d + lengths + scales)) * N * 8
 

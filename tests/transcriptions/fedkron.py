@@ -77,6 +77,7 @@ def fedkron(
         sum(p[i] * cut(opening[i], layers, sizes)[j].norm() ** 2 for i in range(N))
         for j in range(len(layers))
     ]
+    b = list(a)
     R = [told_apart(gram(G), rank) for G in first]
     tops = [top(r) for r in R]
     u, found = torch.zeros_like(x), []
@@ -85,8 +86,8 @@ def fedkron(
         sent, lengths, shorter = [], [0.0] * len(layers), [1.0] * len(layers)
         for j, G in enumerate(first):
             m = len(G) if G.ndim == 2 else 1
-            if reach and a[j] > 0:
-                shorter[j] = min(1.0, float(reach * (m * trace(R[j]) / a[j]).sqrt()))
+            if reach and b[j] > 0:
+                shorter[j] = min(1.0, float(reach * (m * trace(R[j]) / b[j]).sqrt()))
         for i in range(N):
             y, total = x, torch.zeros_like(x)
             for t in range(r * q + 1, r * q + q + 1):
@@ -101,6 +102,11 @@ def fedkron(
             sent.append(total / q)
         mean = cut(sum(w * m for w, m in zip(p, sent, strict=True)), layers, sizes)
         a = [beta * old + (1 - beta) * new for old, new in zip(a, lengths, strict=True)]
+        for j in range(len(layers)):
+            squares = [cut(h, layers, sizes)[j].norm() ** 2 for h in sent]
+            b[j] = beta * b[j] + (1 - beta) * sum(
+                w * own for w, own in zip(p, squares, strict=True)
+            )
         R = [
             told_apart(beta * old + (1 - beta) * gram(G), rank)
             for old, G in zip(R, mean, strict=True)

@@ -6,24 +6,25 @@ gradient that it has anyway. So there is one gradient per step and one vector ea
 
 For a layer W (m x n, the bias as one more column) and its part G of a gradient:
 
-    opening   g = gradient at x_0;   G0 = mean of g;   a = mean of |g|^2
+    opening   g = gradient at x_0;   G0 = mean of g;   a = b = mean of |g|^2
               R = R0 = G0'G0 / m;   u = 0;   s = |W_0|_2 / sqrt(m)
     scale     P(G) = s G (R + phi I)^(-1/2),   phi = rho^2 (top(R) + rho^2 top(R0))
-              d = min(1, reach sqrt(m tr(R) / a))
+              d = min(1, reach sqrt(m tr(R) / b))
     client    q times:  g = gradient at y;   c = min(1, kappa sqrt(a) / |g|)
                         y <- y - d eta_r P(c g)
-              sends the means of the q vectors c g and of the q numbers |c g|^2
-    server    G = mean of c g;   a <- beta a + (1 - beta) mean of |c g|^2
+              sends h = mean of c g,   mean of |c g|^2,   |h|^2
+    server    G = mean of h;   a <- beta a + (1 - beta) mean of |c g|^2
+              b <- beta b + (1 - beta) mean of |h|^2
               R <- beta R + (1 - beta) G'G / m;   D = -eta_r q P(G) with the new R
               u <- mu u + D;   x <- x + D + mu u
 
 top is the largest eigenvalue, tr the trace, |g| the Frobenius norm. In round r = 0, 1, ... of T,
 eta_r = eta / sqrt(q T) (end + (1 - end) (1 - (r + 1/2) / T)).
 
-d makes local steps shorter, for all clients alike. P is made for the mean gradient. Gradients of
-clients are longer: they differ, and they have noise. m tr(R) is the usual |G|^2 and a the usual
-|g|^2. So a usual gradient counts in a local step as if it were at most reach times as long as the
-mean gradient. The server's step does not depend on d.
+d makes local steps shorter, for all clients alike. P is made for the mean gradient. The mean h of a
+client's gradients in a round is longer: clients differ, and q batches leave some noise. m tr(R) is
+the usual |G|^2 and b the usual |h|^2. So a client usually moves by at most reach times as much in a
+round as the mean gradient would move it. The server's step does not depend on d.
 
 c is a bound: R knows few directions in the first rounds, and gradients may become much longer
 within one of them. A gradient of a layer counts as at most kappa times as long as those of all
@@ -116,6 +117,7 @@ class Shared(NamedTuple):
     top: Tensor
     s: Tensor
     a: Tensor  # the usual square of the length of each layer's gradients
+    b: Tensor  # that of their mean over a client's round
     g: Tensor  # compact: the last mean gradient; else empty
     r: Tensor  # rounds made
 
@@ -125,7 +127,7 @@ class Shared(NamedTuple):
 
 
 class Down(NamedTuple):
-    """With the compact wire a, g and r alone, with the full one all but g. Others are empty."""
+    """With the compact wire a, b, g and r alone, with the full one all but g. Others are empty."""
 
     x: Tensor
     F: Tensor
@@ -133,6 +135,7 @@ class Down(NamedTuple):
     top: Tensor
     s: Tensor
     a: Tensor
+    b: Tensor
     g: Tensor  # the last mean gradient
     r: Tensor
 
@@ -144,6 +147,7 @@ class Local(NamedTuple):
 class Message(NamedTuple):
     g: Tensor  # mean of the bounded gradients
     a: Tensor  # mean of the squares of their lengths, for each layer
+    b: Tensor  # square of the length of their mean, for each layer
 
 
 class Scale(NamedTuple):
@@ -180,7 +184,7 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
     rank: int = hyper(64, integer(1), "how many directions of a layer the scale tells apart")
     rho: float = hyper(0.02, above(0), "the smallest scale, relative to the largest")
     reach: float = hyper(
-        1.0, at_least(0), "the length of local steps, relative to the mean gradient's; 0: no limit"
+        1.0, at_least(0), "how far a client moves, relative to the mean gradient; 0: no limit"
     )
     kappa: float = hyper(
         2.0,
@@ -220,31 +224,32 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
 
     @property
     def squares(self) -> tuple[str, ...]:
-        return ("a",)
+        return ("a", "b")
 
     # The server.
 
     def init(self, x: Tensor) -> Shared:
         g = torch.zeros_like(x) if self.compact else x[:0]
         replica = self._first(x)
-        return Shared(*replica, torch.zeros_like(replica.s), g, counter(x))
+        zeros = torch.zeros_like(replica.s)
+        return Shared(*replica, zeros, zeros, g, counter(x))
 
     def opening(self) -> tuple[Exchange, ...]:
         return (Exchange(self.estimate, self.first_scale, self.send_x, ("anchor",)),)
 
     def send_x(self, shared: Shared) -> Down:
         empty = shared.x[:0]
-        return Down(shared.x, empty, empty, empty, empty, empty, empty, shared.r)
+        return Down(shared.x, empty, empty, empty, empty, empty, empty, empty, shared.r)
 
     def first_scale(self, shared: Shared, mean: Message, info: RoundInfo) -> Shared:
         return self._next(shared, mean, 0, info)
 
     def send(self, shared: Shared) -> Down:
-        x, F, e, _, top, s, a, g, r = shared
+        x, F, e, _, top, s, a, b, g, r = shared
         if self.compact:
             empty = x[:0]
-            return Down(empty, empty, empty, empty, empty, a, g, r)
-        return Down(x, F, e, top, s, a, g, r)
+            return Down(empty, empty, empty, empty, empty, a, b, g, r)
+        return Down(x, F, e, top, s, a, b, g, r)
 
     def server(self, shared: Shared, mean: Message, info: RoundInfo) -> Shared:
         return self._next(shared, mean, 1, info)
@@ -252,8 +257,12 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
     def _next(self, shared: Shared, mean: Message, rounds: int, info: RoundInfo) -> Shared:
         r = shared.r + rounds
         replica = self._after(shared.replica, mean.g, int(r), info.steps)
-        a = self.beta * shared.a + (1 - self.beta) * mean.a if rounds else mean.a
-        return Shared(*replica, a, mean.g if self.compact else shared.g, r)
+        old = self.beta if rounds else 0.0
+        a, b = (
+            old * before + (1 - old) * now
+            for before, now in ((shared.a, mean.a), (shared.b, mean.b))
+        )
+        return Shared(*replica, a, b, mean.g if self.compact else shared.g, r)
 
     # A client.
 
@@ -264,7 +273,8 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
         self, grad: Grad, down: Down, local: Local, batches: Batches
     ) -> tuple[Local, Message]:
         g = grad(down.x, batches.anchor)
-        return local, Message(g, self._lengths(g).square())
+        squares = self._lengths(g).square()
+        return local, Message(g, squares, squares)
 
     def local(
         self, grad: Grad, down: Down, local: Local, batches: Batches
@@ -273,7 +283,7 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
         if self.compact:
             local = Local(self._after(unbatched(local.kept), down.g, r, q))
         known = local.kept if self.compact else down
-        y, scale = known.x, self._shorter(self._scale(known), down.a)
+        y, scale = known.x, self._shorter(self._scale(known), down.b)
         sent, squares = torch.zeros_like(y), torch.zeros_like(down.a)
         for batch in batches:
             g = grad(y, batch)
@@ -283,7 +293,8 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
             steps = [P(G) for P, G in zip(scale, parts(g, self.layers), strict=True)]
             sent, squares = sent + g, squares + (c * lengths).square()
             y = torch.add(y, joined(steps, self.layers), alpha=-self._rate(r, q))
-        return local, Message(sent / q, squares / q)
+        h = sent / q
+        return local, Message(h, squares / q, self._lengths(h).square())
 
     def _lengths(self, g: Tensor) -> Tensor:
         split = torch.split(g, [layer.numbers for layer in self.layers])
@@ -369,12 +380,12 @@ class FedKron(CompactWire[Shared, Down, Local, Message]):
         key = known.F, known.e, known.top, known.s
         return self._last_scale.get(key, lambda: self._new_scale(*key))
 
-    def _shorter(self, scales: list[Scale], a: Tensor) -> list[Scale]:
+    def _shorter(self, scales: list[Scale], b: Tensor) -> list[Scale]:
         """Those of the clients' steps: d P for each layer."""
         if not self.reach:
             return scales
         usual = torch.stack([P.usual for P in scales])
-        d = (self.reach * (usual / a.clamp(min=torch.finfo(a.dtype).tiny)).sqrt()).clamp(max=1)
+        d = (self.reach * (usual / b.clamp(min=torch.finfo(b.dtype).tiny)).sqrt()).clamp(max=1)
         return [P.times(own) for P, own in zip(scales, d, strict=True)]
 
     def _new_scale(self, F: Tensor, e: Tensor, top: Tensor, s: Tensor) -> list[Scale]:
