@@ -71,17 +71,18 @@ without sending it:
    The floor phi keeps directions with almost no gradient from being blown up. The size of the
    layer's first weights sets the unit, so one step size fits layers of any size.
 5. A client that has seen all messages computes R, the momentum and x itself, from the mean gradient
-   that the server sends down. So one vector goes each way, as in FedAvg, and one number per layer.
-6. Single gradients of clients are longer than their mean: clients differ, and batches have noise.
-   So local steps of a layer are shorter by the ratio of the usual lengths, of the mean gradient and
-   of the clients' gradients. This factor is the same for all clients. Where the mean gradient is 0,
-   local steps are 0, too.
+   that the server sends down. So one vector goes each way, as in FedAvg, and two numbers per layer.
+6. The gradients of one client are longer than the mean gradient, even if they are averaged over the
+   round: clients differ. So local steps of a layer are shorter by the ratio of these two usual
+   lengths. A client moves about as far in a round as the mean gradient would move it. The factor
+   is the same for all clients. Where the mean gradient is 0, local steps are 0, too.
 7. In the first rounds R knows few directions, and gradients may become much longer within a round.
    So there is a bound: a gradient of a layer counts as at most twice as long as those of all
-   clients were lately. This usual length is the one number per layer. What a client sends is
-   bounded, too, so the server steps along what the clients did.
+   clients were lately. What a client sends is bounded, too, so the server steps along what the
+   clients did.
 
-The step size falls in a straight line over the run, and the server has Nesterov's momentum.
+The two numbers per layer are these usual lengths: of a client's gradients, and of their mean over a
+round. The step size falls in a straight line over the run, and the server has Nesterov's momentum.
 [Algorithms](algorithms.md#fedkron) has the update in symbols.
 """
 

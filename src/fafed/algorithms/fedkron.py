@@ -53,9 +53,9 @@ What is proven, and tested, where the bound does not act, with exact gradients a
 
 - The scale is the same for all clients, and its largest eigenvalue is at most sqrt(1 + 1 / rho^2)
   times its smallest.
-- Where the server rests, the mean of what the clients send is 0, and so R is 0. If the clients'
-  own gradients are not all 0 there, d is 0: no client moves, and they send their gradients at x. So
-  the mean gradient at x is 0. It rests at stationary points alone, without a bias from local steps.
+- Where the server rests, the mean of what the clients send is 0, and so R is 0. Then d is 0: no
+  client moves, and they send their gradients at x. So the mean gradient at x is 0. It rests at
+  stationary points alone, without a bias from local steps.
 - Without d (reach = 0) P(G) = h G / eta_r there, with h = eta_r s / (rho^2 sqrt(top(R0))). So on
   quadratics with gradients (W - B_i) H_i it would rest where FedAvg with the local step h rests:
   sum_i (W - B_i) (I - (I - h H_i)^q) = 0. d removes this bias.
