@@ -61,10 +61,11 @@ TABLE = {
     # one gradient at the first step of a lane, one lane in the first round
     "fedglomo": Cost(2, 2, 4, 0, -1, -1, lambda p, q, R: -(2 * R + 2 * q - 1) * p.b),
     "domo": Cost(1, 1, 1, 1),
-    # a vector and the lengths of two layers; x, u, F of 3 x 3 numbers and of one, and three numbers
+    # a vector and two lengths of two layers; x, u, F of 3 x 3 numbers and of one, and three numbers
     # for each layer
     "fedkron": Cost(
-        Fraction(9, 7), Fraction(9, 7), 1, Fraction(30, 7), Fraction(9, 7), 1, lambda p, q, R: p.B
+        *(Fraction(11, 7), Fraction(11, 7), 1, Fraction(30, 7), Fraction(11, 7), 1),
+        lambda p, q, R: p.B,
     ),
     "naive": Cost(1, 1, 1, 1),
     "adam": Cost(1, 1, 1, 2),
