@@ -174,7 +174,6 @@ def compared(ledger: Ledger) -> str:
     found = dict(networks.there(ledger))
     ahead = [task for task, methods in found.items() if _first(methods)]
     complete, won = standing(found)
-    reached = len(won) >= GOAL * len(networks.TASKS)
     text = f"""\
 ## On larger networks, and on text
 
@@ -190,12 +189,9 @@ cheapest one.
   *transformer*: one block of a transformer. *lora*: adapters of a larger one that has read other
   articles; only they are trained, and only they travel.
 
-There are {len(networks.TASKS)} tasks and {len(networks.RIVALS)} rivals. So far {len(found)}
-{"task has" if len(found) == 1 else "tasks have"} begun and {len(complete)} are complete. By more
-than the spread FedKron is first on {len(won)} of the {len(networks.TASKS)}. On {len(ahead)} of
-those begun it is ahead of the rivals that have been run. The goal is to be first on
-{100 * GOAL:g} %.
-{"It is reached." if reached else "It is not reached."}
+There are {len(networks.TASKS)} tasks and {len(networks.RIVALS)} rivals. {len(complete)} tasks are
+complete. By more than the spread FedKron is first on {len(won)} of them. Of all {len(found)} that
+have begun it is ahead of the rivals that have been run on {len(ahead)}.
 """
     for task in networks.TASKS:
         if task in found:
