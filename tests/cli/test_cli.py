@@ -168,6 +168,23 @@ def test_bad_input_is_named_with_the_cure(arguments, words, tmp_path, monkeypatc
         call(*arguments)
 
 
+@pytest.mark.parametrize(
+    ("command", "names", "words"),
+    [
+        ("compare", "fedavg,scaffold", "SCAFFOLD.* needs every client"),
+        ("tune", "fedavg,scaffold", "SCAFFOLD.* needs every client"),
+        ("tune", "fedavg,fedmuon", "no grid for 'fedmuon'"),
+    ],
+)
+def test_an_algorithm_that_cannot_run_is_refused_before_others_do(
+    command, names, words, toml, tmp_path
+):
+    absent = ["--set", "participation=0.5", "--runs", tmp_path / "runs"]
+    with pytest.raises(FafedError, match=words):
+        call(command, toml, "--algorithms", names, *absent)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_exit_codes(toml, tmp_path):
     bad = fafed("run", "fashion")
     assert bad.returncode == 2

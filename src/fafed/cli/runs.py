@@ -222,7 +222,7 @@ def tune(
 
     require("fafed tune", "tune", "optuna")
     need_report("fafed tune")
-    from fafed.experiments.tuning import best
+    from fafed.experiments.tuning import best, space
     from fafed.experiments.tuning import tune as search
 
     for option, value, allowed in [
@@ -232,8 +232,12 @@ def tune(
         if value not in allowed:
             raise ConfigError(f"{option} must be {' or '.join(allowed)}, got {value!r}")
     found = Experiment.read(experiment, changes or ())
+    names = names_once("--algorithms", algorithms)
+    for name in names:  # before the first search, which may take hours
+        space(found, name)
+        found.with_algorithm(name).check_everyone()
     studies, settings = [], {}
-    for name in names_once("--algorithms", algorithms):
+    for name in names:
         with interruptible():
             done = search(
                 found,

@@ -350,6 +350,13 @@ class Experiment(Part):
     def algorithm_object(self, epoch_steps: int) -> AnyAlgorithm:
         return self._algorithm(self.algorithm.name, self.algorithm.options, epoch_steps)
 
+    def check_everyone(self) -> None:
+        """Refuse absent clients if the algorithm needs all of them. Before the first of many runs:
+        each of them would find it, too."""
+        from fafed.training.cohort import check_everyone
+
+        check_everyone(self.algorithm_object(1), self.participation, self.failure)
+
     def bound_algorithm(self, epoch_steps: int, shapes: Sequence[Sequence[int]]) -> AnyAlgorithm:
         """The algorithm for a model with parameters of these shapes and for this run's length, as
         `training.build` makes it in simulation."""

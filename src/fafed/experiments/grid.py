@@ -36,6 +36,8 @@ def grid(
     """Every algorithm with its own settings, for seeds s, s+1, ..., and then the baselines with the
     experiment's own algorithm."""
     versions = [experiment.with_algorithm(name) for name in algorithms]
+    for version in versions:
+        version.check_everyone()
     versions += [experiment.changed(baseline=name) for name in baselines]
     first = experiment.seed
     return [

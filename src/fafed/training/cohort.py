@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fafed.core import randomness
+from fafed.core.algorithm import AnyAlgorithm
 from fafed.core.arguments import checked
 from fafed.core.plain import number, plain
 from fafed.errors import ConfigError
@@ -106,3 +107,14 @@ class Cohort:
 
 def round_half_up(value: float) -> int:
     return int(value + 0.5)
+
+
+def check_everyone(algorithm: AnyAlgorithm, participation: Participation, failure: float) -> None:
+    """Refuse absent clients if the algorithm needs everyone."""
+    if algorithm.requires_all_clients and (participation != 1 or failure):
+        raise ConfigError(
+            f"{algorithm} needs every client in every round, but participation={participation!r} "
+            f"and failure={failure!r}: use all clients"
+            + (f", or {algorithm.absence_cure}" if algorithm.absence_cure else "")
+            + ", or another algorithm"
+        )

@@ -24,7 +24,7 @@ from fafed.core.records import History, Record
 from fafed.engines.base import Engine, NobodyAnswered, NotFinite, RoundLost, StateLost
 from fafed.errors import ConfigError, FafedError
 from fafed.training.budget import Budget
-from fafed.training.cohort import Cohort
+from fafed.training.cohort import Cohort, check_everyone
 
 log = logging.getLogger("fafed")
 
@@ -127,14 +127,7 @@ class Run:
                 f"{algorithm} runs with {algorithm.population} client, got {engine.population}: "
                 "put all data into one client, or use a federated algorithm"
             )
-        if algorithm.requires_all_clients and not self.cohort.always_all_clients:
-            raise ConfigError(
-                f"{algorithm} needs every client in every round, but participation="
-                f"{self.cohort.participation!r} and failure={self.cohort.failure!r}: use all "
-                "clients"
-                + (f", or {algorithm.absence_cure}" if algorithm.absence_cure else "")
-                + ", or another algorithm"
-            )
+        check_everyone(algorithm, self.cohort.participation, self.cohort.failure)
 
     def __iter__(self) -> Iterator[Record]:
         if self.budget is not None and self.state.round > self.last_round:
