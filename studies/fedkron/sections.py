@@ -104,7 +104,7 @@ What we did with it:
 
 The trials of rho0, of the other bounds, of the memory and of the floors are not part of this study.
 Those of the memory, the floor and the limit on local steps were made on held-out data with seeds 5
-to 7, on eight tasks ([which](#what-a-sceptic-should-know)).
+to 7, on ten tasks ([which](#what-a-sceptic-should-know)).
 """
 
 
