@@ -195,6 +195,17 @@ def test_exit_codes(toml, tmp_path):
     assert "try a smaller eta" in diverged.stderr
 
 
+def test_a_finished_run_sends_nothing_to_a_tracker_and_says_so(toml, tmp_path):
+    runs = ["run", str(toml), "--runs", str(tmp_path)]
+    fafed(*runs)
+    there = f"tensorboard:{tmp_path / 'board'}"
+    told = fafed(*runs, "--track", there).stderr
+    assert f"nothing was sent to {there}" in told
+    unknown = fafed(*runs, "--track", "mlfow:x")
+    assert unknown.returncode == 2
+    assert "did you mean 'mlflow'" in unknown.stderr
+
+
 def test_a_run_says_once_which_engine_computes_it_and_why(toml, tmp_path):
     told = fafed("run", str(toml), "--runs", str(tmp_path), "--set", "engine='loop'").stderr
     assert told.count("engine loop: engine = 'loop'") == 1

@@ -120,11 +120,17 @@ def _run(
     from fafed.experiments.assemble import prepare
     from fafed.experiments.execute import execute
     from fafed.experiments.progress import Display, computed_by
-    from fafed.experiments.trackers import open_tracker
+    from fafed.experiments.trackers import check_tracker, open_tracker
 
+    if track:
+        check_tracker(track)
     if place.finished() and not again:
         silos = ", by real silos" if place.of_silos() else ""
         typer.echo(f"already finished{silos}: {place.path}", err=True)
+        if track:
+            typer.echo(
+                f"nothing was sent to {track}: records are sent while a run goes on", err=True
+            )
         if ranks:
             ranks.tell(None)
     else:
