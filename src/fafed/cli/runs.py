@@ -117,6 +117,7 @@ def _run(
     again: bool,
 ) -> None:
     from fafed.core.records import Record
+    from fafed.errors import without_passwords
     from fafed.experiments.assemble import prepare
     from fafed.experiments.execute import execute
     from fafed.experiments.progress import Display, computed_by
@@ -128,9 +129,8 @@ def _run(
         silos = ", by real silos" if place.of_silos() else ""
         typer.echo(f"already finished{silos}: {place.path}", err=True)
         if track:
-            typer.echo(
-                f"nothing was sent to {track}: records are sent while a run goes on", err=True
-            )
+            where = without_passwords(track)
+            typer.echo(f"nothing was sent to {where}: records go while a run goes on", err=True)
         if ranks:
             ranks.tell(None)
     else:
