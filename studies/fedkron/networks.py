@@ -17,6 +17,7 @@ from fafed.experiments.config import Experiment
 from studies.fedkron.ledger import Entry, Ledger, Missing, key
 from studies.which_algorithm import jobs
 from studies.which_algorithm.jobs import SEEDS, TUNING_SEED, Setting
+from studies.which_algorithm.measurement import ABOUT_EQUAL
 
 RESULTS = Path(__file__).parent / "networks.json"
 CONFIGS = Path(__file__).parent / "configs"
@@ -116,6 +117,25 @@ def found(ledger: Ledger, task: str, name: str) -> Found:
     return Found(setting, [trial(ledger, task, name, setting, seed) for seed in SEEDS])
 
 
+def affordable(ledger: Ledger, task: str, method: Found) -> int:
+    """How many rounds cost the bytes of FedAvg's."""
+    budget = found(ledger, task, FEDAVGM).runs[0].get("megabytes", 0)
+    cost = method.runs[0].get("megabytes", 0) / (budget or 1)
+    return rounds(task) if cost <= 1 + ABOUT_EQUAL else int(rounds(task) / cost)
+
+
+def at_equal_bytes(ledger: Ledger, task: str, name: str) -> Entry:
+    """A run of so many rounds, with the first seed of the comparison."""
+    method = found(ledger, task, name)
+    length = affordable(ledger, task, method)
+    if length == rounds(task):
+        return method.runs[0]
+    whole = run(task, name, method.setting, SEEDS[0])
+    shorter = whole.changed(rounds=length, eval_every=length, checkpoint_every=length)
+    label = f"{key(task, name, method.setting, SEEDS[0])}, {length} rounds"
+    return ledger.measure(label, shorter)
+
+
 def wanted(tasks: Sequence[str]) -> Iterator[tuple[str, str]]:
     """The strongest rivals on all tasks first, then the others; the cheap tasks first."""
     for names in ((OURS, *RIVALS[:STRONGEST]), RIVALS[STRONGEST:]):
@@ -124,11 +144,12 @@ def wanted(tasks: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def measure(ledger: Ledger, tasks: Sequence[str]) -> None:
     """It ends when the ledger begins no more runs."""
-    for task, name in wanted(tasks):
-        try:
-            found(ledger, task, name)
-        except Missing:
-            return
+    for measured in (found, at_equal_bytes):
+        for task, name in wanted(tasks):
+            try:
+                measured(ledger, task, name)
+            except Missing:
+                return
 
 
 def there(ledger: Ledger) -> Iterator[tuple[str, dict[str, Found]]]:

@@ -252,7 +252,8 @@ def _sceptic(found: dict[str, Any], r: Results, larger: Ledger) -> str:
   with seeds 5 to 7, of the three settings above, of Fashion-MNIST at all three levels, of MNIST and
   CIFAR-10 at *high*, and of the LSTM and the transformer.
   The rivals' other settings are their defaults. This favours FedKron. On other
-  jobs, some of them of the same data, it is compared in [Which algorithm should I use?](which-algorithm.md#what-it-costs-to-choose-nothing): with the defaults of all methods, and
+  jobs, some of them of the same data, it is compared in [Which algorithm should I
+  use?](which-algorithm.md#what-it-costs-to-choose-nothing): with the defaults of all methods, and
   on a [small ResNet](which-algorithm.md#cifar-10-a-small-resnet).
 - Small networks, short runs and three seeds. Deep networks and longer runs are not in these
   comparisons.
