@@ -236,7 +236,8 @@ def _sceptic(found: dict[str, Any], r: Results, larger: Ledger) -> str:
         f" {words(_best(found, r, j)[1])}."
         for j in behind
     )
-    where = f"Where it is measured in full and not clearly first:\n{lost}\n\n" if behind else ""
+    lost += "".join(f"\n- {told}" for told in sections.lost(larger))
+    where = f"Where it is measured in full and not clearly first:\n{lost}\n\n" if lost else ""
     return f"""\
 ## What a sceptic should know
 

@@ -205,6 +205,21 @@ FedAvg's cost, with seed {SEEDS[0]}. A difference of up to 5 % is left as it is.
     return text + (f"\n{ABSENT.capitalize()}: {listing(rest)}.\n" if rest else "")
 
 
+def lost(ledger: Ledger) -> list[str]:
+    """The complete tasks on which FedKron is not first by more than the spread."""
+    found = dict(networks.there(ledger))
+    complete, won = standing(found)
+    told = []
+    for task in (task for task in complete if task not in won):
+        ends = {name: _accuracy(method) for name, method in found[task].items()}
+        ours = ends.pop(OURS)
+        best = max(ends, key=lambda name: which.finite(ends[name].mean))
+        told.append(
+            f"*{task}*: it ends at {words(ours)}, {which.class_name(best)} at {words(ends[best])}."
+        )
+    return told
+
+
 def _at_equal(equal: list[bool | None]) -> str:
     measured = [first for first in equal if first is not None]
     if not measured:
